@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_rows import data_rows
 
 import kvplan
 from kvplan.cli import main
@@ -18,6 +20,7 @@ from kvplan.errors import KvplanError, UsageError
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / "tests/data/startup_logs/vllm-0.19-llama-3.1-8b-h100.log"
+QUESTIONS = data_rows("questions")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -25,36 +28,13 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-ESTIMATES: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("llama-3.1-8b", {}, []),
-    ("llama-3.1-8b", {"gpu": "h100", "ctx": "16k"}, ["--gpu", "h100", "--ctx", "16k"]),
-    ("llama-3.1-8b", {"gpu": "v100-32gb", "ctx": 8192}, ["--gpu", "v100-32gb", "--ctx", "8192"]),
-    ("deepseek-v3.2", {"gpu": ["8xh200", "8xb200"], "ctx": "64k"}, ["--gpu", "8xh200", "8xb200", "--ctx", "64k"]),
-    (
-        "qwen3-30b-a3b",
-        {"gpu": "l40s", "quantization": "fp8", "gpu_memory_utilization": 0.95, "device_memory": "40GiB"},
-        ["--gpu", "l40s", "--quantization", "fp8", "--gpu-memory-utilization", "0.95", "--device-memory", "40GiB"],
-    ),
-    (
-        "gpt2",
-        {"engine": "kvplan", "gpu": "l4", "block_size": 32},
-        ["--engine", "kvplan", "--gpu", "l4", "--block-size", "32"],
-    ),
-    (
-        "qwen3-next-80b",
-        {"gpu": "4xh100", "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}},
-        ["--gpu", "4xh100", "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'],
-    ),
-]
-
-
-@pytest.mark.parametrize(("model", "asked", "words"), ESTIMATES, ids=range(len(ESTIMATES)))
+@pytest.mark.parametrize(("model", "asked", "words"), QUESTIONS["estimates"])
 def test_an_estimate_is_the_commands(
-    model: str, asked: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]
+    model: str, asked: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = kvplan.estimate(model, **asked)
-    assert str(found) == printed(capsys, "estimate", model, *words)
-    assert found.to_dict() == json.loads(printed(capsys, "estimate", model, *words, "--json"))
+    found, command = kvplan.estimate(model, **asked), ["estimate", model, *shlex.split(words)]
+    assert str(found) == printed(capsys, *command)
+    assert found.to_dict() == json.loads(printed(capsys, *command, "--json"))
     assert list(found.to_frame()["gpu"]) == [each.gpu for each in found.deployments]
 
 
@@ -67,39 +47,11 @@ def test_attributes_have_types_and_units() -> None:
     assert "serves in float16" in kvplan.estimate("llama-3.1-8b", gpu="v100-32gb", ctx="8k").notes[0]
 
 
-PLANS: list[tuple[dict[str, Any], list[str]]] = [
-    (
-        {"users": 40, "ctx_avg": "8k", "gpu": ["h100", "l40s"]},
-        ["--users", "40", "--ctx-avg", "8k", "--gpu", "h100", "l40s"],
-    ),
-    (
-        {"request_rate": 2.0, "input_len": 3000, "output_len": 400, "gpu": "h100", "slo": "ttft:800 tpot:60"},
-        [
-            "--request-rate",
-            "2",
-            "--input-len",
-            "3000",
-            "--output-len",
-            "400",
-            "--gpu",
-            "h100",
-            "--slo",
-            "ttft:800",
-            "tpot:60",
-        ],
-    ),
-    (
-        {"users": 8, "gpu": "l4", "price": {"l4": 0.5}, "tensor_parallel_size": [1, 2], "max_gpus": 2},
-        ["--users", "8", "--gpu", "l4", "--price", "l4=0.5", "--tp", "1,2", "--max-gpus", "2"],
-    ),
-]
-
-
-@pytest.mark.parametrize(("asked", "words"), PLANS, ids=range(len(PLANS)))
-def test_a_plan_is_the_commands(asked: dict[str, Any], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    found = kvplan.plan("llama-3.1-8b", **asked)
-    assert str(found) == printed(capsys, "plan", "llama-3.1-8b", *words)
-    assert found.to_dict() == json.loads(printed(capsys, "plan", "llama-3.1-8b", *words, "--json"))
+@pytest.mark.parametrize(("asked", "words"), QUESTIONS["plans"])
+def test_a_plan_is_the_commands(asked: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found, command = kvplan.plan("llama-3.1-8b", **asked), ["plan", "llama-3.1-8b", *shlex.split(words)]
+    assert str(found) == printed(capsys, *command)
+    assert found.to_dict() == json.loads(printed(capsys, *command, "--json"))
     assert found.problem is None
     assert len(found.to_frame()) == len(found.deployments)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.units import GIB, MIB, parse_bit_rate, parse_bytes, parse_tokens
 
@@ -32,11 +31,6 @@ def test_an_amount_beyond_all_machines_is_one_sentence(digits: str) -> None:
         parse_tokens(digits)
     with pytest.raises(UsageError, match=r"is more than 1,048,576\.00 TiB"):
         parse_bytes(digits)
-
-
-def test_device_memory_64_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "gpt2", "--device-memory", "64"]) == 2
-    assert "64GiB?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import gguf_headers as headers
 import pytest
+from data_rows import data_rows
 from gguf_headers import Config, Header
 from small_configs import small_configs
 
@@ -28,101 +29,12 @@ from kvplan.errors import KvplanError
 ROOT = Path(__file__).resolve().parents[2]
 Writer = Callable[[Header], None]
 _SMALL = small_configs()
-_TEXT, _WINDOWS, _EXPERTS = headers.text_model, headers.windows, headers.experts
-_MTP = headers.multi_token
-
-CASES: dict[str, tuple[tuple[str, ...], tuple[Writer, ...]]] = {
-    "afmoe": (("AfmoeForCausalLM",), (_TEXT, _EXPERTS, _WINDOWS)),
-    "apertus": (("ApertusForCausalLM",), (_TEXT,)),
-    "arcee": (("ArceeForCausalLM",), (_TEXT,)),
-    "baichuan": (("BaichuanForCausalLM",), (_TEXT,)),
-    "bailingmoe": (("BailingMoeForCausalLM",), (_TEXT, headers.bailing)),
-    "bailingmoe2": (("BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"), (_TEXT, headers.bailing)),
-    "bloom": (("bloom",), (headers.classic,)),
-    "chatglm": (("chatglm3-6b", "glm-4-9b-chat"), (headers.chatglm,)),
-    "cohere2": (("command-r7b",), (_TEXT, _WINDOWS)),
-    "cohere2moe": (("Cohere2MoeForCausalLM",), (_TEXT, _EXPERTS, headers.window_pattern, headers.cohere2_moe)),
-    "command-r": (("command-r-v01",), (_TEXT,)),
-    "dbrx": (("dbrx",), (headers.dbrx,)),
-    "deci": (("llama-3.3-nemotron-super-49b",), (headers.decilm,)),
-    "deepseek": (("deepseek-moe-16b",), (_TEXT, _EXPERTS)),
-    "deepseek2": (
-        *(("deepseek-v2-lite", "deepseek-v2", "deepseek-v3", "kimi-k2", "glm-4.7-flash", "YoutuForCausalLM"),),
-        (_TEXT, headers.deepseek2),
-    ),
-    "deepseek2-ocr": (("DeepseekOCRForCausalLM",), (_TEXT, headers.ocr)),
-    "deepseek4": (("deepseek-v4-flash", "deepseek-v4-pro"), (_TEXT, headers.deepseek4)),
-    "dots1": (("Dots1ForCausalLM",), (_TEXT, _EXPERTS)),
-    "ernie4_5": (("Ernie4_5ForCausalLM",), (_TEXT,)),
-    "ernie4_5-moe": (("ernie-4.5-21b-a3b",), (_TEXT, headers.ernie_moe)),
-    "exaone": (("ExaoneForCausalLM",), (_TEXT,)),
-    "exaone-moe": (("ExaoneMoEForCausalLM", "ExaoneMoeForCausalLM"), (_TEXT, headers.exaone_moe)),
-    "exaone4": (("exaone-4.0-32b",), (_TEXT, headers.window_pattern)),
-    "falcon": (("falcon-7b", "falcon-40b", "falcon-180b"), (headers.falcon,)),
-    "falcon-h1": (("FalconH1ForCausalLM",), (headers.falcon_h1,)),
-    "gemma": (("gemma-2b", "gemma-7b"), (_TEXT,)),
-    "gemma2": (("gemma-2-9b",), (_TEXT, _WINDOWS)),
-    "gemma3": (("gemma-3-1b",), (_TEXT, _WINDOWS)),
-    "gemma3n": (("gemma-3n-e4b",), (_TEXT, headers.gemma3n)),
-    "gemma4": (("gemma-4-26b-a4b", "gemma-4-31b-it-nvfp4", "Gemma4ForCausalLM"), (_TEXT, headers.gemma4)),
-    "glm-dsa": (("glm-5", "glm-5.2", "glm-5.3"), (_TEXT, _MTP, headers.glm_dsa)),
-    "glm4": (("Glm4ForCausalLM",), (_TEXT,)),
-    "glm4moe": (("glm-4.5", "glm-4.5-air"), (_TEXT, headers.glm4_moe)),
-    "gpt-oss": (("gpt-oss-20b", "gpt-oss-120b"), (_TEXT, headers.gpt_oss)),
-    "gpt2": (("gpt2",), (headers.classic,)),
-    "gptneox": (("pythia-6.9b",), (_TEXT,)),
-    "granite": (("granite-3.3-8b",), (_TEXT,)),
-    "granitehybrid": (("GraniteMoeHybridForCausalLM", "BambaForCausalLM"), (headers.granite_hybrid,)),
-    "granitemoe": (("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), (_TEXT, headers.granite_moe)),
-    "hunyuan-dense": (("HunYuanDenseV1ForCausalLM",), (_TEXT,)),
-    "hunyuan-moe": (("HunYuanMoEV1ForCausalLM",), (_TEXT, _EXPERTS)),
-    "internlm2": (("internlm2.5-7b",), (_TEXT,)),
-    "jais2": (("Jais2ForCausalLM",), (_TEXT,)),
-    "jamba": (("jamba-v0.1",), (headers.jamba,)),
-    "kimi-linear": (("kimi-linear-48b-a3b",), (_TEXT, headers.kimi_linear)),
-    "lfm2": (("lfm2-1.2b",), (_TEXT, headers.lfm2)),
-    "lfm2moe": (("Lfm2MoeForCausalLM",), (_TEXT, headers.lfm2)),
-    "llama": (("llama-3.1-8b", "mixtral-8x7b", "mistral-7b-v0.3"), (_TEXT,)),
-    "llama4": (("llama-4-scout", "llama-4-maverick"), (_TEXT, headers.llama4)),
-    "mamba": (("mamba-2.8b", "falcon-mamba-7b"), (headers.mamba,)),
-    "mamba2": (("mamba-codestral-7b",), (headers.mamba2,)),
-    "mimo2": (("mimo-v2-flash",), (_TEXT, headers.mimo2)),
-    "minicpm": (("MiniCPMForCausalLM",), (_TEXT,)),
-    "minicpm3": (("minicpm3-4b",), (headers.minicpm3,)),
-    "minimax-m2": (("minimax-m2.5",), (_TEXT, headers.minimax_m2)),
-    "mistral3": (("Ministral3ForCausalLM", "mistral-small-3.1-24b"), (_TEXT,)),
-    "mistral4": (("mistral-small-4-119b",), (_TEXT, headers.deepseek2)),
-    "mpt": (("mpt-7b",), (headers.classic,)),
-    "nemotron": (("NemotronForCausalLM",), (_TEXT,)),
-    "nemotron_h": (("nemotron-h-56b",), (headers.nemotron_h,)),
-    "nemotron_h_moe": (("nemotron-3-nano-30b", "nemotron-3-super-120b-fp8"), (headers.nemotron_h,)),
-    "olmo": (("OlmoForCausalLM",), (_TEXT,)),
-    "olmo2": (("olmo-2-7b", "olmo-3-7b"), (_TEXT, headers.window_pattern)),
-    "olmoe": (("OlmoeForCausalLM",), (_TEXT,)),
-    "orion": (("OrionForCausalLM",), (_TEXT,)),
-    "paddleocr": (("paddleocr-vl",), (_TEXT,)),
-    "pangu-embedded": (("PanguEmbeddedForCausalLM",), (_TEXT,)),
-    "phi2": (("phi-2",), (headers.phi2,)),
-    "phi3": (("phi-4", "phi-3-mini-4k"), (_TEXT, headers.phi3)),
-    "phimoe": (("phi-3.5-moe",), (_TEXT, headers.phi3)),
-    "qwen": (("qwen-7b",), (_TEXT,)),
-    "qwen2": (("qwen2.5-7b",), (_TEXT,)),
-    "qwen2moe": (("qwen1.5-moe-a2.7b",), (_TEXT, headers.qwen_moe)),
-    "qwen2vl": (("qwen2-vl-2b",), (_TEXT,)),
-    "qwen3": (("qwen3-8b",), (_TEXT,)),
-    "qwen35": (("qwen3.5-9b", "qwen3.5-27b"), (_TEXT, headers.qwen_delta, _MTP)),
-    "qwen35moe": (("qwen3.5-35b-a3b", "qwen3.5-397b-a17b"), (_TEXT, headers.qwen_delta, _MTP)),
-    "qwen3moe": (("qwen3-30b-a3b",), (_TEXT, headers.qwen_moe)),
-    "qwen3next": (("qwen3-next-80b-a3b",), (_TEXT, headers.qwen_delta)),
-    "qwen3vl": (("qwen3-vl-8b",), (_TEXT,)),
-    "qwen3vlmoe": (("qwen3-vl-30b-a3b",), (_TEXT, headers.qwen_moe)),
-    "seed_oss": (("seed-oss-36b",), (_TEXT,)),
-    "smollm3": (("smollm3-3b",), (_TEXT,)),
-    "stablelm": (("stablelm-3b-4e1t",), (_TEXT, headers.stablelm)),
-    "starcoder": (("starcoder",), (headers.classic,)),
-    "starcoder2": (("starcoder2-3b",), (_TEXT, _WINDOWS)),
-    "step35": (("Step3p5ForCausalLM",), (_TEXT, headers.step35)),
+CASES: dict[str, tuple[list[str], tuple[Writer, ...]]] = {
+    row["architecture"]: (row["models"], tuple(getattr(headers, name) for name in row["writers"]))
+    for row in data_rows("gguf_families")
 }
+"""Profiles or small configs of each architecture, and what of ``gguf_headers`` writes such a model's header."""
+
 _UNSAID_LENGTH = frozenset({"chatglm", "falcon", "falcon-h1", "mamba", "mamba2", "mpt", "bloom", "qwen"})
 """Converters that write a length of their own, or another one than the config's."""
 
@@ -239,7 +151,7 @@ def test_a_latent_of_an_older_file_has_the_heads_own_sizes(tmp_path: Path) -> No
         header.writer.add_value_length(get("v_head_dim"))
 
     path = tmp_path / "model.gguf"
-    expected = _written(path, "deepseek2", _config("deepseek-v3"), (_TEXT, older))
+    expected = _written(path, "deepseek2", _config("deepseek-v3"), (headers.text_model, older))
     assert [_kept(layer) for layer in resolve_model(str(path)).layers] == [_kept(layer) for layer in expected.layers]
 
 
@@ -271,7 +183,9 @@ def test_a_value_of_another_kind_is_refused_or_read(tmp_path: Path, architecture
 
 
 def test_every_architecture_of_the_table_has_a_case_and_is_on_the_page() -> None:
-    assert not set(CASES) ^ set(by_gguf_name()), '"gguf" of a row without a case in CASES, or the other way round'
+    assert not set(CASES) ^ set(by_gguf_name()), (
+        '"gguf" of a row without a case in gguf_families.json, or the other way round'
+    )
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     assert f"{len(CASES)} names of `general.architecture`" in page
     assert [name for name in CASES if f"`{name}`" not in page] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from data_rows import data_rows
 
 from kvplan.catalog import hub
 from kvplan.catalog.models import find_profile, profiles, read_profile, resolve_model
@@ -11,7 +12,6 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.weights import format_label
 
 PROFILES = tuple(profiles())
-PLAIN = None
 
 
 @pytest.fixture(autouse=True)
@@ -19,74 +19,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "_hub_answers", lambda: False)
 
 
-# fmt: off
-CHECKPOINTS = [  # id on the hub, profile with its shape, format of its weights (None: plain)
-    ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b-instruct", PLAIN),
-    ("Qwen/Qwen2.5-Coder-7B", "qwen2.5-7b-instruct", PLAIN),
-    ("Qwen/Qwen2.5-Coder-32B-Instruct", "qwen2.5-32b-instruct", PLAIN),
-    ("Qwen/Qwen2.5-Coder-0.5B-Instruct", "qwen2.5-0.5b", PLAIN),
-    ("Qwen/Qwen2.5-Coder-32B-Instruct-AWQ", "qwen2.5-32b-instruct", "awq 4-bit, group 128"),
-    ("Qwen/Qwen2.5-7B-Instruct-AWQ", "qwen2.5-7b-instruct", "awq 4-bit, group 128"),
-    ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b-instruct", "awq 4-bit, group 128"),
-    ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2.5-7b-instruct", "gptq 4-bit, group 128"),
-    ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "qwen2.5-7b-instruct", "gptq 8-bit, group 128"),
-    ("Qwen/Qwen3-8B-AWQ", "qwen3-8b", "awq 4-bit, group 128"),
-    ("Qwen/Qwen3-14B-FP8", "qwen3-14b", "fp8 8-bit, block 128 x 128"),
-    ("Qwen/Qwen3-4B-Instruct-2507-FP8", "qwen3-4b-instruct-2507", "fp8 8-bit, block 128 x 128"),
-    ("Qwen/Qwen3-30B-A3B-GPTQ-Int4", "qwen3-30b-a3b", "gptq 4-bit, group 128"),
-    ("Qwen/Qwen3-30B-A3B-Thinking-2507-FP8", "qwen3-30b-a3b-instruct-2507", "fp8 8-bit, block 128 x 128"),
-    ("Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8", "qwen3-coder-30b-a3b", "fp8 8-bit, block 128 x 128"),
-    ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "qwen3-coder-480b-a35b", "fp8 8-bit, block 128 x 128"),
-    ("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "qwen3-next-80b-a3b", "fp8 8-bit, block 128 x 128"),
-    ("Qwen/Qwen3-VL-8B-Thinking", "qwen3-vl-8b", PLAIN),
-    ("Qwen/Qwen3-VL-8B-Instruct-FP8", "qwen3-vl-8b", "fp8 8-bit, block 128 x 128"),
-    ("Qwen/Qwen3.5-27B-FP8", "qwen3.5-27b", "fp8 8-bit, block 128 x 128"),
-    ("Qwen/Qwen3.6-27B", "qwen3.6-27b-nvfp4", PLAIN),
-    ("Qwen/Qwen3.6-27B-FP8", "qwen3.6-27b-nvfp4", "fp8 8-bit, block 128 x 128"),
-    ("Qwen/Qwen3.6-35B-A3B", "qwen3.6-35b-a3b-nvfp4", PLAIN),
-    ("Qwen/Qwen3.8-27B", "qwen3.5-27b", PLAIN),
-    ("Qwen/Qwen3.8-27B-FP8", "qwen3.5-27b", "fp8 8-bit, block 128 x 128"),
-    ("unsloth/Qwen3.8-27B-NVFP4", "qwen3.5-27b", "nvfp4 4-bit, group 16"),
-    ("unsloth/Qwen3.8-27B-GGUF", "qwen3.5-27b", PLAIN),
-    ("amd/Llama-3.3-70B-Instruct-FP8-KV", "llama-3.3-70b", "fp8 8-bit, per tensor"),
-    ("google/gemma-4-31b-it", "gemma-4-31b-it-nvfp4", PLAIN),
-    ("google/gemma-4-31B", "gemma-4-31b-it-nvfp4", PLAIN),
-    ("unsloth/Llama-3.1-8B-Instruct", "llama-3.1-8b", PLAIN),
-    ("unsloth/Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b", "bitsandbytes 4-bit, group 64"),
-    ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b", "bitsandbytes 4-bit, group 64"),
-    ("unsloth/Llama-3.2-3B-Instruct-unsloth-bnb-4bit", "llama-3.2-3b", "bitsandbytes 4-bit, group 64"),
-    ("unsloth/gemma-3-27b-it-GGUF", "gemma-3-27b", PLAIN),
-    ("unsloth/mistral-7b-instruct-v0.3-bnb-4bit", "mistral-7b-v0.3", "bitsandbytes 4-bit, group 64"),
-    ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", PLAIN),
-    ("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", "llama-3.1-8b", PLAIN),
-    ("google/gemma-3-27b-it-qat-q4_0-gguf", "gemma-3-27b", PLAIN),
-    ("microsoft/phi-4-gguf", "phi-4", PLAIN),
-    ("TheBloke/Llama-2-7B-Chat-GPTQ", "llama-2-7b", "gptq 4-bit, group 128"),
-    ("TheBloke/Llama-2-13B-chat-AWQ", "llama-2-13b", "awq 4-bit, group 128"),
-    ("TheBloke/Mistral-7B-Instruct-v0.2-AWQ", "mistral-7b-v0.2", "awq 4-bit, group 128"),
-    ("TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ", "mixtral-8x7b", "gptq 4-bit, group 128"),
-    ("TheBloke/CodeLlama-13B-Instruct-AWQ", "codellama-13b", "awq 4-bit, group 128"),
-    ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama-3.1-70b", "awq 4-bit, group 128"),
-    ("hugging-quants/Meta-Llama-3.1-405B-Instruct-AWQ-INT4", "llama-3.1-405b", "awq 4-bit, group 128"),
-    ("meta-llama/Llama-3.1-405B-Instruct-FP8", "llama-3.1-405b", "fbgemm_fp8 8-bit, per channel"),
-    ("meta-llama/Meta-Llama-3.1-405B-FP8", "llama-3.1-405b", "fbgemm_fp8 8-bit, per channel"),
-    ("nvidia/Llama-3.1-405B-Instruct-FP8", "llama-3.1-405b", "fp8 8-bit, per tensor"),
-    ("casperhansen/llama-3.3-70b-instruct-awq", "llama-3.3-70b", "awq 4-bit, group 128"),
-    ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b", "fp8 8-bit, per tensor"),
-    ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "llama-3.1-8b", "compressed-tensors 8-bit, per channel"),
-    ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama-3.1-8b", "compressed-tensors 4-bit, group 128"),
-    ("RedHatAI/Qwen2.5-7B-Instruct-quantized.w8a8", "qwen2.5-7b-instruct", "compressed-tensors 8-bit, per channel"),
-    ("RedHatAI/gemma-3-12b-it-FP8-dynamic", "gemma-3-12b", "compressed-tensors 8-bit, per channel"),
-    ("nvidia/Llama-3.3-70B-Instruct-FP4", "llama-3.3-70b", "nvfp4 4-bit, group 16"),
-    ("nvidia/DeepSeek-R1-FP4", "deepseek-r1", "nvfp4 4-bit, group 16"),
-    ("nvidia/Qwen3-8B-NVFP4", "qwen3-8b", "nvfp4 4-bit, group 16"),
-    ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "qwen2.5-7b", PLAIN),
-    ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", "qwq-32b", PLAIN),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("name", "base", "stored"), CHECKPOINTS)
+@pytest.mark.parametrize(("name", "base", "stored"), data_rows("checkpoint_names"))
 def test_a_checkpoint_is_sized_by_its_name(name: str, base: str, stored: str | None) -> None:
     spec, profile = resolve_model(name), find_profile(base)
     assert profile is not None
@@ -94,7 +27,7 @@ def test_a_checkpoint_is_sized_by_its_name(name: str, base: str, stored: str | N
     assert spec.id == name
     assert spec.layers == shape.layers and spec.num_parameters == shape.num_parameters
     assert spec.max_position_embeddings == shape.max_position_embeddings
-    assert (format_label(spec.quantization) if spec.quantization else PLAIN) == stored
+    assert (format_label(spec.quantization) if spec.quantization else None) == stored
     assert spec.assumptions[0].startswith(f"{name} is sized from its name alone: the shape of {shape.id}")
 
 

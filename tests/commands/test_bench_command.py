@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_configs import llama_config
 
 from kvplan import cli
 from kvplan.bench import session
@@ -23,24 +24,9 @@ from kvplan.bench.speed_experiments import padded
 from kvplan.units import GIB
 from kvplan_engine import LLM
 
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 384,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
+CONFIG: dict[str, Any] = llama_config(
+    vocab_size=384, max_position_embeddings=1024, tie_word_embeddings=True, torch_dtype="float32", eos_token_id=0
+)
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +140,6 @@ def test_files_can_be_dropped_from_the_page_cache(tmp_path: Path) -> None:
     file.write_bytes(b"x" * 4096)
     drop_from_page_cache(tmp_path)
     assert file.read_bytes() == b"x" * 4096
-
-
-def test_unknown_experiment_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--only", "speed"]) == 2
-    assert "hint: one of reservation, scheduling" in capsys.readouterr().err
 
 
 def test_a_model_that_the_device_cannot_hold_is_refused_before_it_is_made(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,25 +112,6 @@ def test_gpus_in_different_numbers_stand_in_one_table(capsys):
     assert "  2 x l4 " in shown and "  h100-sxm " in shown and "GiB per GPU" in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "sentence"),
-    [
-        (["gpt2", "--gpu", "8xh200", "--tp", "4"], 2, "8 x h200 contradicts --tensor-parallel-size 4."),
-        (["gpt2", "--gpu", "2xh200", "--pp", "3"], 2, "2 x h200 cannot be divided over 3 groups"),
-        (["gpt2", "h100"], 2, "'h100' is a GPU, not a model."),
-        (["gpt2", "--gpu", "l4", "h1000"], 2, "'h1000' is neither a model nor a GPU."),
-        (["gpt2", "--gpu", "l4,m3-max"], 2, "named 'm3-max'"),
-        (["gpt2", "--gpu", "t4", "--dtype", "bfloat16"], 2, "vLLM refuses bfloat16 on t4"),
-        (["gpt2", "--gpu", "v100", "--quantization", "fp8"], 2, "no kernels for fp8 weights on v100-16gb"),
-    ],
-)
-def test_contradictions_are_refused_before_anything_is_printed(capsys, arguments, code, sentence):
-    assert main(["estimate", *arguments]) == code
-    captured = capsys.readouterr()
-    error, hint = captured.err.splitlines()
-    assert captured.out == "" and sentence in error and hint.startswith("hint: ")
-
-
 def test_nothing_fits_is_exit_code_1_after_the_table(capsys):
     assert main(["estimate", "llama-3.1-405b", "--gpu", "l4"]) == 1
     captured = capsys.readouterr()
@@ -169,12 +150,6 @@ def test_a_version_newer_than_the_newest_known_is_a_note(capsys):
         f"vllm@{latest_vllm()}" in captured.out
         and "note: vLLM 0.99 is newer than the newest release known" in captured.err
     )
-
-
-@pytest.mark.parametrize("option", ["--gpu", "--ctx", "--quantization", "--kv-cache-dtype"])
-def test_a_list_without_a_value_is_refused(capsys, option):
-    assert main(["estimate", "gpt2", option, ","]) == 2
-    assert "',' is an empty list." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "md", "json"])

@@ -195,22 +195,3 @@ def test_gpus_of_several_counts_are_one_answer(capsys: pytest.CaptureFixture[str
     found = json.loads(out)
     assert [each["gpu"] for each in found["speculation"]["deployments"]] == ["h100-sxm", "h200"]
     assert len(found["deployments"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--num-speculative-tokens", "2"), "has no layers for multi-token prediction"),
-        (("--speculative-model", "llama-3.2-1b"), "draft_model needs a number of tokens"),
-        (("--speculative-config", "mtp"), "is not JSON"),
-        (("--acceptance-rate", "0.5"), "An acceptance rate needs a drafter"),
-        (("--acceptance-rate", "1.5"), "--acceptance-rate must be above 0 and at most 1"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(
-    capsys: pytest.CaptureFixture[str], options: tuple[str, str], message: str
-) -> None:
-    code, out, err = run(capsys, "llama-3.1-8b", "--ctx", "8k", *options)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert "hint: " in err

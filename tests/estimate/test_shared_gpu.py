@@ -56,11 +56,6 @@ def test_a_share_that_is_not_free_is_refused() -> None:
         sized("llama-3.1-8b", reserved_bytes=60 * GIB)
 
 
-def test_other_engines_have_no_reserve(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "gpt2", "--gpu", "l4", "--engine", "kvplan", "--reserve", "1GiB"]) == 2
-    assert "--engine kvplan has no --reserve" in capsys.readouterr().err
-
-
 def test_models_on_one_gpu_hold_as_many_sequences_each() -> None:
     alone = [sized("llama-3.1-8b", "h100"), sized("qwen3-8b", "h100")]
     shared = share_gpu(alone, EngineChoice("vllm", "0.33.0"))

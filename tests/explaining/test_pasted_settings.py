@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from data_rows import data_rows
 
 from kvplan.explaining.startup_log import StartupLog, parse_startup_log
 from kvplan.settings import KNOBS
 
+ROWS = data_rows("pasted_settings")
 POOL = "INFO Available KV cache memory: 22.5 GiB\n"
-TP2 = {"tensor_parallel_size": 2}
 
 
 def read(text: str) -> StartupLog:
@@ -21,92 +22,13 @@ def stated(log: StartupLog) -> dict[str, Any]:
     return {name: getattr(log.settings, name) for name in KNOBS if getattr(log.settings, name) != KNOBS[name].default}
 
 
-COMMANDS = [
-    (
-        "$ vllm serve org/m --tensor-parallel-size 2 --gpu-memory-utilization 0.8 --max-model-len 196608",
-        TP2 | {"gpu_memory_utilization": 0.8, "max_model_len": 196608},
-    ),
-    (
-        "python3 -m vllm.entrypoints.openai.api_server --model=org/m -pp 8 -dp=4 -tp=2 -dcp 2 --max_num_seqs 16",
-        TP2
-        | {
-            "pipeline_parallel_size": 8,
-            "data_parallel_size": 4,
-            "decode_context_parallel_size": 2,
-            "max_num_seqs": 16,
-        },
-    ),
-    (
-        "docker run --gpus all -p 8000:8000 \\\n  vllm/vllm-openai:v0.26.0 \\\n  --model org/m \\\n  -tp 2 \\\n"
-        "  --kv-cache-dtype fp8 \\\n  --enforce-eager",
-        TP2 | {"kv_cache_dtype": "fp8", "enforce_eager": True},
-    ),
-    (
-        '    command:\n      - --model\n      - org/m\n      - --tensor-parallel-size\n      - "2"\n'
-        "      - --max-model-len=16384    # caps the window, to save memory\n      # - --max-num-seqs=4",
-        TP2 | {"max_model_len": 16384},
-    ),
-    (
-        '        args:\n          [\n            "--model", "org/m",\n            "--tensor-parallel-size", "2",\n'
-        '            "--max-num-seqs",\n            "8"\n          ]',
-        TP2 | {"max_num_seqs": 8},
-    ),
-    ("    command: --model org/m --dtype auto --tensor-parallel-size 2", TP2),
-    ("      - vllm serve org/m\n        --tensor-parallel-size 2\n        --max-num-seqs 8", TP2 | {"max_num_seqs": 8}),
-    ("On two of them (TP=2) I serve:\n--model org/m", TP2),
-    ("ExecStart=/usr/bin/vllm serve org/m --tensor-parallel-size 2", TP2),
-    (
-        "model: org/m\ntensor-parallel-size: 2\ngpu-memory-utilization: 0.8\nenforce-eager: true",
-        TP2 | {"gpu_memory_utilization": 0.8, "enforce_eager": True},
-    ),
-    (
-        "GPU_MEMORY_UTILIZATION=0.95\nexport MAX_MODEL_LEN=32768\n--model org/m",
-        {"gpu_memory_utilization": 0.95, "max_model_len": 32768},
-    ),
-    ("I serve org/m with `--tensor-parallel-size 2` and get:\n--model org/m", TP2),
-    ('llm = LLM(model="org/m", tensor_parallel_size=2, max_model_len=4096)', TP2 | {"max_model_len": 4096}),
-    (
-        "vllm serve org/m --max-model-len 32k --max-num-batched-tokens 2K",
-        {"max_model_len": 32000, "max_num_batched_tokens": 2048},
-    ),
-    ("vllm serve org/m --kv-cache-memory-bytes 3G", {"kv_cache_memory_bytes": 3 * 1024**3}),
-    (
-        'vllm serve org/m --speculative-config \'{"method": "mtp", "num_speculative_tokens": 3}\' -tp 2',
-        TP2 | {"num_speculative_tokens": 3},
-    ),
-    (
-        "vllm serve org/m --no-enable-prefix-caching --enable-expert-parallel",
-        {"enable_prefix_caching": False, "enable_expert_parallel": True},
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "settings"), COMMANDS, ids=range(len(COMMANDS)))
+@pytest.mark.parametrize(("text", "settings"), ROWS["commands"], ids=range(len(ROWS["commands"])))
 def test_a_pasted_command_is_read(text: str, settings: dict[str, Any]) -> None:
     log = read(text)
     assert (log.model, stated(log)) == ("org/m", settings)
 
 
-SGLANG = [
-    (
-        "docker run lmsysorg/sglang:v0.5.9-cu130 python3 -m sglang.launch_server --model-path org/m --tp 2 "
-        "--mem-fraction-static 0.8 --context-length 32768 --max-running-requests 16 --chunked-prefill-size 4096",
-        {
-            "gpu_memory_utilization": 0.8,
-            "max_model_len": 32768,
-            "max_num_seqs": 16,
-            "max_num_batched_tokens": 4096,
-            "tensor_parallel_size": 2,
-        },
-    ),
-    (
-        "sglang serve --model-path org/m --tp-size=8 --dp-size 8 --disable-radix-cache",
-        {"tensor_parallel_size": 8, "data_parallel_size": 8, "enable_prefix_caching": False},
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "settings"), SGLANG)
+@pytest.mark.parametrize(("text", "settings"), ROWS["sglang"])
 def test_a_pasted_command_of_sglang_is_read(text: str, settings: dict[str, Any]) -> None:
     log = parse_startup_log(f"{text}\nKV Cache is allocated. #tokens: 9, K size: 1.0 GB, V size: 1.0 GB")
     assert (log.engine, log.model, stated(log)) == ("sglang", "org/m", settings)
@@ -127,45 +49,12 @@ def test_advice_is_nobodys_setting(text: str) -> None:
     assert stated(read(text)) == {}
 
 
-ENGINE_LINES = [
-    (
-        "The current --gpu-memory-utilization=0.9500 is equivalent to --gpu-memory-utilization=0.9417 without",
-        {"gpu_memory_utilization": 0.95},
-    ),
-    (
-        "is disabled (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0). CUDA graph memory profiling is disabled. Consider "
-        "increasing --gpu-memory-utilization from 0.8650 to 0.9152.",
-        {"gpu_memory_utilization": 0.865, "estimate_cudagraphs": False},
-    ),
-    ("Initial free memory: 78.5 GiB; Requested memory: 0.900000 (util), 71.3 GiB", {"gpu_memory_utilization": 0.9}),
-    ("Auto-fit max_model_len: reduced from 262144 to 180224 to fit in available", {"max_model_len": 180224}),
-    (
-        "compilation_config={'compile_ranges_endpoints': [512, 4096], 'max_cudagraph_capture_size': 128}",
-        {"max_num_batched_tokens": 4096, "max_num_seqs": 64},
-    ),
-    ("--compilation-config x compilation_config={'max_cudagraph_capture_size': 128}", {}),
-    ("compilation_config={'max_cudagraph_capture_size': 512}", {}),
-]
-
-
-@pytest.mark.parametrize(("text", "settings"), ENGINE_LINES)
+@pytest.mark.parametrize(("text", "settings"), ROWS["engine_lines"])
 def test_settings_that_an_engine_states_in_words(text: str, settings: dict[str, Any]) -> None:
     assert stated(read(text)) == settings
 
 
-VERSIONS = [
-    ("(APIServer pid=1) INFO 06-01 [utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.26.0", "0.26.0"),
-    ("    image: vllm/vllm-openai:v0.25.1-cu129", "0.25.1"),
-    ("rocm/vllm:rocm6.4.1_vllm_0.9.1_20250715", "0.9.1"),
-    ("vLLM Version: 0.10.2", "0.10.2"),
-    ("vllm==0.27.0", "0.27.0"),
-    ("On an H100 with vLLM `0.28.0`, it refuses.", "0.28.0"),
-    ("vllm-0.15.2rc1.dev93+g11a4c9d30.cu128-cp312-cp312-linux_x86_64.whl", "0.15.2rc1.dev93+g11a4c9d30.cu128"),
-    ("CUDA version 13.1, Python version: 3.12.3, driver version 580.95", None),
-]
-
-
-@pytest.mark.parametrize(("text", "version"), VERSIONS)
+@pytest.mark.parametrize(("text", "version"), ROWS["versions"])
 def test_a_release_is_read_off_banners_packages_and_images(text: str, version: str | None) -> None:
     assert read(text).version == version
 

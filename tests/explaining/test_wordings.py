@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from data_rows import data_rows
 
 import kvplan
 from kvplan.cli import main
@@ -14,6 +15,7 @@ from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
+ROWS = data_rows("log_wordings")
 LOGS = Path(__file__).resolve().parents[1] / "data" / "startup_logs"
 
 
@@ -25,74 +27,7 @@ def sentences(answer: LogAccount) -> str:
     return "\n".join(change.sentence for change in answer.changes)
 
 
-REFUSALS = [
-    # what is printed; words of the advice
-    (
-        "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token.",
-        "raise --gpu-memory-utilization, or use more GPUs",
-    ),
-    (
-        "RuntimeError: Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free",
-        "the weights do not fit in what was free: use more GPUs",
-    ),
-    (
-        "ValueError: Externally held weights on device cuda:0 (60.0/79.1 GiB) exceed the desired GPU memory "
-        "utilization (0.5, 39.6 GiB).",
-        "held outside the engine",
-    ),
-    (
-        "ValueError: Free memory on device cuda:0 (10.0/79.1 GiB) on startup is less than the engine's budget after "
-        "excluding external process's weights (0.9, 71.2 GiB).",
-        "other programs use 69.10 GiB of the GPU",
-    ),
-    (
-        "AssertionError: Error in memory profiling. Initial free memory 20.1 GiB, current free memory 21.0 GiB.",
-        "another program gave memory back while vLLM measured",
-    ),
-    (
-        "RuntimeError: Worker failed with error 'max_num_seqs (1024) exceeds available Mamba cache blocks (600). Each",
-        "set --max-num-seqs 600",
-    ),
-    (
-        "ValueError: The worker already uses 30.1 GiB (model weights and runtime), more than the 20.0 GiB of CPU "
-        "memory reserved for it on node 0, leaving none for the KV cache. To resolve: increase "
-        "`--gpu-memory-utilization` to more than 0.76, or set",
-        "above 0.76, or set VLLM_CPU_KVCACHE_SPACE",
-    ),
-    (
-        "RuntimeError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed "
-        "max_mamba_cache_size=0 (total_rest_memory=0.50 GB). Try: (1) reduce --max-running-requests, (2) increase "
-        "--mem-fraction-static",
-        "lower --max-running-requests, raise --mem-fraction-static",
-    ),
-    (
-        "ValueError: The DSV4 SWA pool cap (4096 tokens, 1.00 GB) leaves no room for the full KV pool within 0.50 GB.",
-        "lower --max-running-requests or raise --mem-fraction-static",
-    ),
-    (
-        "RuntimeError: byte budget 1000 cannot fit ONE worst-case request (bs=1 floor 2000). Raise "
-        "--mem-fraction-static",
-        "lower --context-length",
-    ),
-    ("ValueError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes.", "stop them"),
-    (
-        "Capture cuda graph failed: CUDA out of memory. Tried to allocate 20.00 MiB.\nPossible solutions:\n1. set "
-        "--mem-fraction-static to a smaller value",
-        "--disable-cuda-graph",
-    ),
-    ("torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB.", "use more GPUs or fewer bits"),
-    ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "fewer bits"),
-    ("RuntimeError: Triton Error [CUDA]: out of memory\nin capture_model", "CUDA graphs need memory"),
-    (
-        "in profile_run\nvllm/v1/attention/ops/vit_attn_wrappers.py\nRuntimeError: HIP out of memory. Tried to "
-        "allocate 256.00 GiB. GPU 0 has a total capacity of 63.98 GiB of which 50.00 GiB is free.",
-        "Start without trying it (--skip-mm-profiling), or allow fewer and smaller ones (--limit-mm-per-prompt)",
-    ),
-    ("(Worker pid=3) died unexpectedly\nvllm exited with code 137", "the host is out of memory"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), REFUSALS, ids=range(len(REFUSALS)))
+@pytest.mark.parametrize(("text", "words"), ROWS["refusals"], ids=range(len(ROWS["refusals"])))
 def test_a_refusal_is_seen_and_answered(text: str, words: str) -> None:
     answer = explained(f"Model loading took 3.0 GiB\n{text}" if "oad" not in text else text)
     assert answer.log.stopped is not None
@@ -112,32 +47,7 @@ def test_an_error_that_stands_alone_has_ended_the_engine(text: str, stopped: str
     assert parse_startup_log(f"Model loading took 3.0 GiB\n{text}").stopped == stopped
 
 
-POOLS = [
-    # what is printed; GiB and tokens
-    ("Post-capture KV sizing: KV cache allocated. dtype: torch.bfloat16, #tokens: 9, KV size: 20.16 GB", 20.16, 9),
-    ("KV Cache VA upper bound. dtype: x, #tokens: 99, K size: 9.0 GB, V size: 9.0 GB\nmax_total_num_tokens=9", None, 9),
-    (
-        "KV Cache is allocated. #tokens: 7, K size: 1.0 GB, V size: 1.0 GB\nKV Cache is allocated. #tokens: 9, K size: "
-        "5.0 GB, V size: 5.0 GB\nSWAKVPool mem usage: 12.00 GB, swa size: 7, full size: 9\nmax_total_num_tokens=9",
-        12.0,
-        9,
-    ),
-    ("SWAKVPool mem usage: 12.34 GB, swa size: 7, full size: 9", 12.34, 9),
-    (
-        "DSV4 pool sizes: full=9, swa=4, c4=2, c128=1\nDSV4 memory calculation: unified=False, "
-        "bytes_per_full_token=5.0, available_bytes=20.50 GB, full_token=9",
-        20.5,
-        9,
-    ),
-    (
-        "Mamba Cache is allocated. max_mamba_cache_size: 360,\nconv_state size: 0.99GB, ssm_state size: 50.77GB",
-        51.76,
-        None,
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "pool_gib", "tokens"), POOLS)
+@pytest.mark.parametrize(("text", "pool_gib", "tokens"), ROWS["sglang_pools"])
 def test_sglangs_pools_are_read(text: str, pool_gib: float | None, tokens: int | None) -> None:
     log = parse_startup_log(text)
     assert log.engine == "sglang" and log.kv_cache_tokens == tokens
@@ -145,23 +55,7 @@ def test_sglangs_pools_are_read(text: str, pool_gib: float | None, tokens: int |
     assert pool is pool_gib is None or (pool or 0) / GIB == pytest.approx(pool_gib, abs=0.001)
 
 
-@pytest.mark.parametrize(
-    ("text", "pool_gib", "is_given"),
-    [
-        (
-            "Applying persisted startup plan (fingerprint a): kv_cache_memory_bytes=3221225472 (3.00 GiB), recorded",
-            3,
-            True,
-        ),
-        (
-            "Available KV cache memory: 20.0 GiB\nReserving 2.5 GiB of GPU memory for frontend multimodal decoding (1 "
-            "GiB); KV cache memory reduced to 17.5 GiB.",
-            17.5,
-            False,
-        ),
-        ("vllm serve org/m --kv-cache-memory-bytes 2147483648\nModel loading took 3.0 GiB", 2, True),
-    ],
-)
+@pytest.mark.parametrize(("text", "pool_gib", "is_given"), ROWS["vllm_pools"])
 def test_vllms_pools_are_read(text: str, pool_gib: float, is_given: bool) -> None:
     log = parse_startup_log(text)
     assert (log.memory.kv_pool_bytes, log.has_given_pool) == (round(pool_gib * GIB), is_given)

@@ -132,12 +132,6 @@ def test_a_tolerance_is_a_number_or_a_share(text: str, num_failed: int, allows: 
     assert Tolerance.parse(text).allows(num_failed, 200) is allows
 
 
-@pytest.mark.parametrize("text", ["-1", "x", "101%", "nan%", "1.5", "%"])
-def test_a_number_of_failures_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["load", "127.0.0.1:9", "--max-failed", text]) == 2
-    assert f"--max-failed '{text}' is no number of requests." in capsys.readouterr().err
-
-
 def test_a_sender_that_is_stopped_before_it_begins_sends_nothing() -> None:
     with running(FakeServer(ttft=30)) as server:
         server.ttft = 0.0

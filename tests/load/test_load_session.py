@@ -247,12 +247,6 @@ def test_a_mistake_is_one_sentence_and_a_hint(
     assert not (tmp_path / "run").exists(), "nothing is left behind"
 
 
-def test_no_server_is_one_sentence_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, talk = run(capsys, "http://127.0.0.1:9")
-    assert code == 1
-    assert talk.startswith("error: No server listens at http://127.0.0.1:9.\nhint: ")
-
-
 def test_a_missing_package_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,43 +6,17 @@ import json
 from typing import Any
 
 import pytest
+from data_rows import data_rows
 
 from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.pasted.command import read_command
 from kvplan.pasted.options import FLAGS, SETTING_OF, vllm_options
 
-TP2 = {"tensor_parallel_size": 2}
-
-COMMANDS: list[tuple[str, dict[str, Any]]] = [
-    ("vllm serve org/m", {}),
-    ("$ vllm serve org/m \\\n   --tensor-parallel-size 2 \\\n   --max-model-len=32k", TP2 | {"max_model_len": 32000}),
-    ("vllm serve org/m -tp 2 -pp=4 -dp 2 -ep -q fp8", TP2 | {
-        "pipeline_parallel_size": 4, "data_parallel_size": 2, "enable_expert_parallel": True, "quantization": "fp8"}),
-    ("vllm serve --trust-remote-code org/m --tensor_parallel_size 2", TP2),
-    ("vllm serve --served-model-name a b --model org/m -tp 2", TP2),
-    ("python3 -m vllm.entrypoints.openai.api_server --model org/m --tensor-parallel-size 2", TP2),
-    ("CUDA_VISIBLE_DEVICES=0,1 VLLM_PP_LAYER_PARTITION=20,22 nohup uv run vllm serve org/m -tp 2 > log 2>&1 &",
-     TP2 | {"pp_layer_partition": "20,22"}),
-    ("docker run -d --gpus all --ipc=host -p 8000:8000 -e HF_TOKEN=x -v /data/vllm:/root vllm/vllm-openai:v0.19.1 "
-     "--model org/m -tp 2", TP2),
-    ("podman run --rm registry:5000/own/vllm:1 vllm serve org/m -tp 2", TP2),
-    ("docker run --entrypoint bash vllm/vllm-openai:latest -c 'vllm serve org/m -tp 2'", TP2),
-    ("vllm serve org/m --no-enable-prefix-caching --enforce-eager", {
-        "enable_prefix_caching": False, "enforce_eager": True}),
-    ("vllm serve org/m --kv-cache-memory-bytes 3G --cpu-offload-gb 4.5", {
-        "kv_cache_memory_bytes": 3 * 1024**3, "cpu_offload_gb": 4.5}),
-    ("vllm serve org/m --dtype half --kv-cache-dtype auto --max-num-seqs 2K", {
-        "dtype": "float16", "max_num_seqs": 2048}),
-    ("vllm serve org/m --limit-mm-per-prompt image=2,video=0", {"limit_mm_per_prompt": '{"image": 2, "video": 0}'}),
-    ("vllm serve org/m --limit-mm-per-prompt.image 2 # the rest of it", {"limit_mm_per_prompt": '{"image": 2}'}),
-    ("vllm serve org/m --enable-lora --max-loras 4 --max-lora-rank 64 --lora-modules a=b c=d", {
-        "enable_lora": True, "max_loras": 4, "max_lora_rank": 64}),
-    ("vllm serve org/m --max-model-len -1 --swap-space 16 --enable-chunked-prefill False", {}),
-]  # fmt: skip
+ROWS = data_rows("pasted_commands")
 
 
-@pytest.mark.parametrize(("text", "expected"), COMMANDS, ids=[text[:40] for text, _ in COMMANDS])
+@pytest.mark.parametrize(("text", "expected"), ROWS["read"])
 def test_a_command_is_read_as_vllm_reads_it(text: str, expected: dict[str, Any]) -> None:
     found = read_command(text)
     assert (found.model, found.settings) == ("org/m", expected)
@@ -72,28 +46,7 @@ def test_formats_of_a_checkpoint_are_no_setting() -> None:
     assert (found.settings, found.checkpoint_format) == ({}, "awq_marlin")
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        ("vllm serve m --max-modl-len 5", "'--max-modl-len' is no option", "did you mean --max-model-len?"),
-        ("vllm serve m -zz 5", "'-zz' is no option", "before `--`"),
-        ("vllm serve m --config serve.yaml", "does not read --config", "on the command line"),
-        ("vllm serve m --runner pooling", "serves a pooling model", "no KV cache that grows"),
-        ("vllm serve m --task embed", "serves a pooling model", "weights"),
-        ("vllm serve m --max-num-seqs many", "'many' of the pasted command cannot be read", "--max-num-seqs 256"),
-        ("vllm serve m --gpu-memory-utilization 1.5", "must be above 0 and at most 1", "0.9"),
-        ("vllm serve m --kv-cache-dtype fp5", "fp5", "one of auto"),
-        ("vllm serve m --quantization mxfp8", "as mxfp8", "made while loading"),
-        ("vllm serve m --tensor-parallel-size", "has no value", "VALUE"),
-        ("vllm serve m n", "two models, m and n", "quotes"),
-        ("vllm serve --port 80", "names no model", "--model"),
-        ("vllm serve 'm", "quote that is not closed", "vllm serve"),
-        ("vllm bench serve --model m", "does not start vLLM's server", "vllm serve"),
-        ("python -m sglang.launch_server --model-path m", "does not start vLLM's server", "vLLM's commands alone"),
-        ("ollama run llama3", "does not start vLLM's server", "vLLM's commands alone"),
-        ("docker run --rm", "names no image", "vllm-openai"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message", "hint"), ROWS["refused"])
 def test_what_cannot_be_read_is_refused_in_a_sentence(text: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_command(text)
@@ -181,10 +134,3 @@ def test_a_plan_keeps_the_drafter_and_the_offloaded_weights_of_a_command(capsys:
     other = json.dumps(drafter | {"num_speculative_tokens": 2})
     found = document(capsys, *words, "--acceptance-rate", "0.8", "--speculative-config", other)
     assert '"num_speculative_tokens": 2' in found["deployments"][0]["commands"]["vllm"]
-
-
-def test_a_plan_refuses_what_it_does_not_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--users", "8", "--like", "vllm serve gpt2 --decode-context-parallel-size 2"]) == 2
-    assert "A plan does not model --decode-context-parallel-size of the command." in capsys.readouterr().err
-    assert main(["plan", "--users", "8"]) == 2
-    assert "Missing argument 'MODEL'" in capsys.readouterr().err

@@ -124,8 +124,3 @@ def test_mistakes_are_told(trace: Path, capsys: pytest.CaptureFixture[str], opti
     error = capsys.readouterr().err
     assert message in error
     assert "hint: " in error
-
-
-def test_what_needs_a_trace_is_told_without_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "llama-3.1-8b", "--users", "4", "--gpu", "h100-sxm", "--disaggregate"]) == 2
-    assert "--disaggregate needs a --workload with times" in capsys.readouterr().err

@@ -426,20 +426,6 @@ def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "by rule: weights + 1.2 GB x users + 5 GB, 69 GB in all" in capsys.readouterr().out
 
 
-def test_command_exits_1_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "llama-3.1-70b", "--users", "4", "--ctx-max", "8k", "--gpu", "l4", "--max-gpus", "2"]) == 1
-    shown = capsys.readouterr().err
-    assert shown.startswith("error: No deployment of at most 2 GPUs serves this load.") and "hint: " in shown
-
-
-@pytest.mark.parametrize(
-    "words", ["plan gpt2", "plan gpt2 --users 0", "plan gpt2 --users 4 stray", "plan gpt2 --users 4 --gpu nosuch"]
-)
-def test_usage_errors(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words.split()) == 2
-    assert capsys.readouterr().err.startswith("error: ")
-
-
 @pytest.mark.slow
 def test_picture(tmp_path: Path) -> None:
     """Drawn in a process of its own: matplotlib stays out of this one."""

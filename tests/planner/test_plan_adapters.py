@@ -39,9 +39,3 @@ def test_slots_of_adapters_are_weights_of_every_gpu_and_options_of_the_commands(
         sentence.startswith("Adapters: 8 slots of rank up to 32 are part") for sentence in document["assumptions"]
     )
     assert "adapters" not in " ".join(plain["assumptions"]).lower()
-
-
-def test_adapters_whose_slots_are_not_known_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = run("plan deepseek-v3 --users 4 --ctx-avg 2k --gpu h200 --max-loras 2", capsys)
-    assert code == 1
-    assert "slots of LoRA adapters of DeepseekV3ForCausalLM under vLLM are not known" in said

@@ -378,37 +378,6 @@ def test_commands_only_for_engines_that_run_there() -> None:
     assert "kvplan" not in launch_commands(unknown, "google/gemma-3-27b-it")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "plan gpt2 --users 4 --request-rate 2",
-        "plan gpt2 --users 4 --headroom lots",
-        "plan gpt2 --users 4 --tp two",
-        "plan gpt2 --users 4 --tp \u00b2",
-        "plan gpt2 --users 4 --ctx-max " + "9" * 400,
-        "plan gpt2 --users 4 --budget 0",
-        "plan gpt2 --users 4 --spare-replicas -1",
-        "plan gpt2 --users 4 --nodes 0",
-    ],
-)
-def test_mistakes(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = run(words, capsys)
-    assert code == 2 and said.startswith("error: ") and "hint: " in said
-
-
-def test_an_endless_rate_is_not_called_too_small(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = run("plan gpt2 --request-rate inf", capsys)
-    assert code == 2 and said.startswith("error: --request-rate must be finite, got inf.")
-
-
-def test_what_an_engine_refuses_everywhere_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "multiples of 16, not 7" in run("plan gpt2 --users 4 --block-size 7", capsys)[2]
-    assert (
-        "no kernels for a KV cache in fp8 on t4" in run("plan gpt2 --users 4 --gpu t4 --kv-cache-dtype fp8", capsys)[2]
-    )
-    assert "refuses bfloat16 on t4" in run("plan llama-3.1-8b --users 4 --gpu t4 --dtype bfloat16", capsys)[2]
-
-
 def test_dtypes_are_those_that_a_gpu_has(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(run("plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu t4 --json", capsys)[1])
     best = document["deployments"][0]
@@ -478,23 +447,6 @@ def test_a_plan_counts_bridges_where_they_are_asked_for(capsys: pytest.CaptureFi
     assert found[1] < 0.95 * found[0]
     code, _, err = run(f"{words.replace('a100-80gb-pcie', 'h100-sxm')} --nvlink-bridge", capsys)
     assert code == 2 and "None of these GPUs takes an NVLink bridge" in err
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence", "hint"),
-    [
-        ("--gpu h100 --spare-replicas 20", "21 replicas (20 spare replicas) take 21 GPUs or more", "--max-gpus 21"),
-        ("--gpu h100 --tp 16 --max-gpus 8", "An instance takes 16 GPUs (--tp 16), and the plan may have 8.", "16"),
-        ("--gpu 2xh100 --tp 4", "An instance takes 4 GPUs (--tp 4), and the plan may have 2.", "--max-gpus 4"),
-        ("--gpu h100 --tp 16 --max-gpus 16 --nodes 1", "An instance takes 16 GPUs (--tp 16), and --nodes 1", "--nodes"),
-        ("--gpu h100 --tp 3", "cannot be divided over the GPUs of this plan", "leave --tp out"),
-        ("--gpu h100 --ep", "with whole experts on each GPU: it has none", "leave --enable-expert-parallel out"),
-    ],
-)
-def test_why_no_layout_is_left(words: str, sentence: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = run(f"plan llama-3.1-8b --users 4 --ctx-avg 2k {words}", capsys)
-    assert code in (1, 2)
-    assert sentence in said and hint in said.partition("hint: ")[2]
 
 
 def test_shares_are_written_as_numbers_or_in_per_cent(capsys: pytest.CaptureFixture[str]) -> None:

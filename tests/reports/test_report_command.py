@@ -86,7 +86,6 @@ def test_a_torn_line_is_a_note_on_stderr(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["{tmp}/nowhere"], 1, "There is no directory"),
         (["{tmp}/empty"], 1, "is no run directory"),
         (["{tmp}/run/trials.jsonl"], 1, "is a file"),
         (["{tmp}/run", "{tmp}/nowhere"], 1, "There is no directory"),
@@ -94,7 +93,6 @@ def test_a_torn_line_is_a_note_on_stderr(tmp_path, capsys):
         (["{tmp}/run", "--format", "png", "--out", "{tmp}/run/trials.jsonl"], 1, "cannot be created"),
         (["{tmp}/run", "--format", "png", "--out", "-"], 2, "cannot be written to stdout"),
         (["{tmp}/run", "--format", "pdf"], 2, "pdf"),
-        ([], 2, "DIR"),
     ],
 )
 def test_errors_are_one_sentence_and_a_hint(tmp_path, capsys, arguments, code, sentence):

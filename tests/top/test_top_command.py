@@ -88,27 +88,6 @@ def test_nobody_answering_is_exit_code_1(server: PageServer, capsys: pytest.Capt
     server.start()
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["http://"], "'http://' is not an address."),
-        (["http://.example:8000"], "'http://.example:8000' is not an address."),
-        (["x" * 70], f"'{'x' * 70}' is not an address."),
-        (["localhost:1", "--json"], "--json prints one document, so it needs --once."),
-        (["localhost:1", "--interval", "0"], "--interval 0 is for --once."),
-        (["localhost:1", "--once", "--ctx", "8kk"], "'8kk' is not a number of tokens."),
-        (["localhost:1", "--once", "--model", "no-such-model"], "Unknown model 'no-such-model'."),
-        ([], "Missing argument 'URL...'."),
-    ],
-)
-def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", *words]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines()[0] == f"error: {sentence}"
-    assert said.err.splitlines()[1].startswith("hint: ")
-
-
 def session_of(server: PageServer) -> TopSession:
     return TopSession(TopOptions([server.url], interval_seconds=0.02, window_seconds=1.0), GpuReader())
 

@@ -8,24 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from questions import QUESTIONS
+from data_rows import data_rows
+from tiny_configs import llama_config
 
 from kvplan.cli import main
 from kvplan.web.bridge import add_file, answer
 from kvplan.web.plan_view import share_of_passes
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 512,
-    "torch_dtype": "bfloat16",
-}
+SMALL = llama_config(
+    num_key_value_heads=4, intermediate_size=128, vocab_size=256, max_position_embeddings=512, torch_dtype="bfloat16"
+)
 LLAMA = {"model": "llama-3.1-8b", "gpu": "h100", "ctx": "16k"}
 
 
@@ -40,12 +33,12 @@ def with_text(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments | {"log": (ROOT / arguments["log"]).read_text(encoding="utf-8")}
 
 
-@pytest.mark.parametrize(("question", "arguments", "words"), QUESTIONS, ids=range(len(QUESTIONS)))
+@pytest.mark.parametrize(("question", "arguments", "words"), data_rows("questions")["page"])
 def test_an_answer_is_the_commands_to_the_byte(
-    question: str, arguments: dict[str, Any], words: list[str], capsys, monkeypatch
+    question: str, arguments: dict[str, Any], words: str, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    main([question, *words, "--json"])
+    main([question, *shlex.split(words), "--json"])
     assert asked(question, with_text(arguments))["document"] + "\n" == capsys.readouterr().out
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from questions import QUESTIONS
+from data_rows import data_rows
 
 from kvplan.cli import main
 from kvplan.site.pyodide import VERSION, pyodide_folder
@@ -41,10 +42,10 @@ def test_ten_answers_under_node_are_the_commands(node: str, site: Path, capsys, 
     """Of a Python that was kept and goes on, as at a second visit of the page."""
     monkeypatch.chdir(ROOT)
     asked, printed = [], []
-    for question, arguments, words in QUESTIONS:
+    for question, arguments, words in data_rows("questions")["page"]:
         text = {"log": (ROOT / arguments["log"]).read_text(encoding="utf-8")} if "log" in arguments else {}
         asked.append({"ask": question, "arguments": arguments | text})
-        main([question, *words, "--json"])
+        main([question, *shlex.split(words), "--json"])
         printed.append(capsys.readouterr().out)
     done = subprocess.run(
         [node, str(ROOT / "tools" / "web" / "ask.mjs"), str(site)],

@@ -35,21 +35,6 @@ def test_lengths_cover_their_range_and_no_more() -> None:
     assert {request.arrival_seconds for request in requests} == {0.0}
 
 
-def test_arrivals_have_the_rate_that_was_asked_for() -> None:
-    requests = generate_requests(WorkloadSpec(200, Lengths(1, 1), Lengths(1, 1), request_rate=20.0))
-    times = [request.arrival_seconds for request in requests]
-    assert times == sorted(times)
-    assert times[-1] == pytest.approx(10.0)
-    burstier = generate_requests(WorkloadSpec(200, Lengths(1, 1), Lengths(1, 1), request_rate=20.0, burstiness=0.2))
-
-    def variation(arrivals: list[float]) -> float:
-        gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
-        mean = sum(gaps) / len(gaps)
-        return math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean
-
-    assert variation([request.arrival_seconds for request in burstier]) > 1.4 * variation(times)
-
-
 def test_clipping_keeps_prompt_and_output_within_the_context_and_counts() -> None:
     requests = [RequestSpec(0, 100, 20), RequestSpec(1, 30, 20), RequestSpec(2, 10, 200)]
     clipped = clip_requests(requests, 64)

@@ -178,7 +178,7 @@ def test_a_plan_takes_its_load_from_a_trace(tmp_path: Path) -> None:
     assert "this plan counts none of it" in said
     with pytest.raises(UsageError, match="input_len cannot be used with workload"):
         kvplan.plan("llama-3.1-8b", workload=trace, input_len=100, **options)
-    with pytest.raises(UsageError, match="--burstiness cannot be used with --workload"):
+    with pytest.raises(UsageError, match="burstiness cannot be used with workload"):
         kvplan.plan("llama-3.1-8b", workload=trace, burstiness=0.5, **options)
     with pytest.raises(UsageError, match="A plan needs a load"):
         kvplan.plan("llama-3.1-8b", workload=FILES / "plain.csv", **options)

@@ -75,13 +75,7 @@ def test_an_estimate_for_one_kind_of_gpu_shows_its_rows(answer: Answer) -> None:
     assert cache("8xb200,8xh200", "--kv-cache-dtype", "fp8") == ("fp8", 61 * (576 + INDEX_KEY))
 
 
-def test_gpus_without_a_kernel_are_refused_and_not_shown_by_default(
-    answer: Answer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["estimate", "deepseek-v3.2", "--gpu", "8xa100"]) == 2
-    assert "no kernel for the sparse latent attention" in capsys.readouterr().err
-    assert main(["estimate", "deepseek-v3.2", "--gpu", "8xrtx-pro-6000", "--engine", "vllm@0.23"]) == 2
-    capsys.readouterr()
+def test_gpus_without_a_kernel_are_not_shown_by_default(answer: Answer) -> None:
     assert [each["gpu"] for each in answer("estimate", "deepseek-v3.2")["deployments"]] == ["h100-sxm", "h200"]
 
 

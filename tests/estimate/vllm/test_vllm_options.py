@@ -226,20 +226,6 @@ def test_the_options_stand_in_the_document(capsys: pytest.CaptureFixture[str]) -
     assert document(capsys, "--ctx", "8k") == document(capsys, "--max-model-len", "8k")
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--ctx", "8k", "--max-model-len", "8k"), "--ctx cannot be used with --max-model-len"),
-        (("--ctx", "8k", "--cpu-offload-gb", "-1"), "--cpu-offload-gb must be at least 0"),
-        (("--ctx", "8k", "--engine", "kvplan", "--skip-mm-profiling"), "--engine kvplan has no --skip-mm-profiling"),
-        (("--ctx", "8k", "--engine", "kvplan", "--kv-cache-memory-bytes", "1GiB"), "has no --kv-cache-memory-bytes"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "llama-3.1-8b", "--gpu", "l40s", *options]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_a_pool_that_is_too_large_is_answered_with_one_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "8k", "--kv-cache-memory-bytes", "40GiB"]) == 1
     said = capsys.readouterr().err
@@ -264,23 +250,3 @@ def test_an_estimate_with_a_divided_context_names_no_speed(capsys: pytest.Captur
     found = json.loads(capsys.readouterr().out)
     assert [each["performance"] for each in found["deployments"]] == [None]
     assert any("its speed is not modelled" in sentence for sentence in found["assumptions"])
-
-
-@pytest.mark.parametrize(
-    ("words", "message", "hint"),
-    [
-        ("deepseek-v3 --gpu 8xh200 --dcp 3", "does not divide the 8 tensor-parallel ranks", "divisor"),
-        ("deepseek-v3 --gpu 8xh200 --dcp 8 --engine vllm@0.9.2", "vLLM 0.9.2 does not divide contexts", "leave"),
-        ("llama-3.1-8b --gpu 8xh200 --dcp 2", "its 8 KV heads have 1 copy each", "more than 8 ranks"),
-        ("llama-3.1-8b --gpu 16xh200 --dcp 4", "its 8 KV heads have 2 copies each", "at most 2"),
-        ("gemma-3-27b --gpu 8xh200 --dcp 2", "not all layers cache every token", "leave it out"),
-        ("deepseek-v3.2 --gpu 8xh200 --dcp 2", "not all layers cache every token", "leave it out"),
-        ("llama-3.1-8b --gpu 8xh200 --dcp 2 --engine kvplan", "has no --decode-context-parallel-size", "--engine vllm"),
-    ],
-)
-def test_contexts_that_are_not_divided_are_refused(
-    words: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["estimate", *words.split(), "--ctx", "8k"]) == 2
-    error = capsys.readouterr().err
-    assert message in error and hint in error

@@ -13,7 +13,6 @@ from test_sweep_slo_search import BASE, LEVEL, row_of, search_of
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.vllm_refusals import vllm_refusal
-from kvplan.cli import main
 from kvplan.runs.answers.best_settings import best_settings
 from kvplan.runs.answers.deploy import deployment_of, model_to_deploy
 from kvplan.runs.answers.slo_result import search_results
@@ -76,11 +75,6 @@ def test_block_sizes_that_vllm_refuses_get_no_vllm_command() -> None:
 ])  # fmt: skip
 def test_each_release_of_vllm_knows_its_block_sizes(version: str, size: int, is_refused: bool) -> None:
     assert (vllm_refusal(ServingSettings(block_size=size), vllm_release(version)) is not None) == is_refused
-
-
-def test_an_estimate_for_vllm_refuses_a_block_size_that_vllm_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "gpt2", "--engine", "vllm@0.19", "--block-size", "7", "--gpu", "h100-sxm"]) == 2
-    assert "vLLM 0.19.0 take a block_size in multiples of 16, not 7" in capsys.readouterr().err
 
 
 def test_a_recommendation_that_clipped_its_requests_says_so() -> None:
