@@ -105,9 +105,17 @@ class PlanBasis:
         return self._batch_defaults(gpu)[0]
 
     def _batch_defaults(self, gpu: GpuProfile) -> tuple[int, int]:
-        asked, release = self.request.settings, vllm_release(self.request.engine.version)
-        memory = asked.device_memory_bytes or gpu.memory_bytes
-        return batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
+        if gpu.id not in self._defaults:
+            asked, release = self.request.settings, vllm_release(self.request.engine.version)
+            memory = asked.device_memory_bytes or gpu.memory_bytes
+            found = batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
+            self._defaults[gpu.id] = found
+        return self._defaults[gpu.id]
+
+    @cached_property
+    def _defaults(self) -> dict[str, tuple[int, int]]:
+        """Found so far, by GPU."""
+        return {}
 
     def given_sequences(self, gpu: GpuProfile) -> int | None:
         """Sequences per step that nobody may change; None where a plan finds them."""
