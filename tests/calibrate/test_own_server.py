@@ -28,7 +28,7 @@ _RESULT: dict[str, Any] = {
     "mean_tpot_ms": 14.0,
     "median_tpot_ms": 14.0,
 }
-"""As ``vllm bench serve --save-result`` has it: 16 at once on an H100 with both times two thirds longer than predicted."""
+"""As ``vllm bench serve --save-result`` has it: 16 at once on an H100, both times two thirds longer than predicted."""
 
 
 def _saved(folder: Path, **more: Any) -> Path:
