@@ -12,8 +12,7 @@ layer, whose steps take next to no time. Ten loads are then planned with that pr
 What comes at random is sent as it was played, request by request. p99 of TTFT is that of the few requests that came
 while others were read: of 80 requests at 0.8 a second it has a standard deviation of 25 % from draw to draw, of 150 at
 1.8 a second 18 % (30 draws, played), so that another draw says next to nothing of a prediction. Users have requests
-drawn anew. The sweep has the numbers of sequences that loads have: a product's tiles change with its rows
-(``csrc/cpu/products/packed/packed_tile.h``), so that steps of 4 and 8 are on no line between those of 3, 6 and 12.
+drawn anew.
 
 An engine has one thread and a core of its own; its server and the client share the others. Without that they take the
 engine's time, of which a planner has no word, as on a GPU they do not. Two replicas have half of the users each, as
@@ -76,14 +75,7 @@ SERVED: Final = (
 )
 SWEEP: Final = (
     *("--model", MODEL, "--dtype", "bfloat16", "--load-format", "dummy", "--max-model-len", str(CONTEXT)),
-    *(
-        "--block-size",
-        str(BLOCK),
-        "--max-num-seqs",
-        "1,3,4,6,8,12,16,20",
-        "--max-num-batched-tokens",
-        f"64,{STEP_TOKENS}",
-    ),
+    *("--block-size", str(BLOCK), "--max-num-seqs", "1,3,6,12,20", "--max-num-batched-tokens", f"64,{STEP_TOKENS}"),
     *("--device-memory", MEMORY, "--gpu-memory-utilization", "0.9", "--num-prompts", "40", "--no-rerun"),
     *("--input-len", "48..256", "--output-len", "16..48"),
 )
@@ -133,6 +125,10 @@ LOADS: Final = (
     Asked("20 users who think", users=20, think=8.0),
     Asked("8 users, two replicas", users=8, replicas=2),
 )
+
+
+_EARLY_REQUESTS: Final = 10
+"""Sent one a second before a load whose prompts begin alike, and not counted."""
 
 
 def _spread(mean: int) -> str:
@@ -328,11 +324,14 @@ def _as_played(asked: Asked, speed: DeploymentSpeed, path: Path) -> list[str]:
         return []
     load, _ = _at_rate(asked, asked.rate, _with_lengths(speed, asked))
     assert load is not None, "it keeps up"
-    rows = [
-        f"{time:.6f},{prompt},{answer}\n" for time, (prompt, answer) in zip(load.arrivals, load.lengths, strict=True)
-    ]
-    path.write_text("arrival_seconds,input_len,output_len\n" + "".join(rows), encoding="utf-8")
-    return ["--workload", str(path), "--num-warmups", str(load.num_warmups), *asked.prefixes()]
+    # A server that has just started has no prefix in its cache, and the play is of one that has been up for long.
+    early = range(_EARLY_REQUESTS if asked.sharing.prefix_tokens else 0)
+    rows = [(float(second), asked.prompt, asked.answer) for second in early]
+    rows += [(len(early) + time, *lengths) for time, lengths in zip(load.arrivals, load.lengths, strict=True)]
+    lines = (f"{time:.6f},{prompt},{answer}\n" for time, prompt, answer in rows)
+    path.write_text("arrival_seconds,input_len,output_len\n" + "".join(lines), encoding="utf-8")
+    num_warmups = len(early) + load.num_warmups
+    return ["--workload", str(path), "--num-warmups", str(num_warmups), *asked.prefixes()]
 
 
 def _model(spec: ModelSpec, out: Path) -> Path:
