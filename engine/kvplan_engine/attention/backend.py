@@ -50,7 +50,7 @@ class AttentionMetadata:
     max_query_len: int
     """The most new tokens that any one sequence has in this step."""
     value_tables: torch.Tensor | None = None
-    """As ``block_tables``, of the values; None where keys and values lie in the same blocks."""
+    """Block tables of the values, as ``block_tables``; None where keys and values lie in the same blocks."""
 
 
 OPTION_NAMES = {

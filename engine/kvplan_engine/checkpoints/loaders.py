@@ -55,7 +55,7 @@ LOADERS = {
         read_safetensors_config,
     ),
 }
-"""By name, in the order in which "auto" tries them. "dummy" needs no source and is not among them."""
+"""Loaders by name, in the order in which "auto" tries them. "dummy" needs no source and is not among them."""
 
 
 def read_config(source: Any, *, whole_experts: bool = False) -> ModelDescription:

@@ -67,9 +67,9 @@ class Case:
 
 
 BUDGET_SECONDS = 0.02
-"""Of one contest, warm-up apart."""
+"""Seconds of one contest, warm-up apart."""
 WINS_BELOW = 0.98
-"""Of the twin's time: less of a difference is noise."""
+"""Share of the twin's time; less of a difference is noise."""
 _WARM_UPS = 2
 _FEWEST_ROUNDS = 3
 _MOST_ROUNDS = 50

@@ -79,10 +79,10 @@ FAMILIES: dict[str, KernelFamily] = {
     **{name: KernelFamily(what, "attention_backend='reference'") for name, what in CPU_FAMILIES.items()},
     **{name: KernelFamily(f"operation {name}", "torch") for name in families.OPERATIONS},
 }
-"""By name, in the order in which they are listed."""
+"""Kernel families by name, in the order in which they are listed."""
 
 CHOSEN_BY_TIME = (families.PREFILL_WGMMA, families.SHARED_PREFIX, families.SKINNY, families.DEPENDENT_LAUNCH)
-"""Those that are in use only where they are faster than their twins."""
+"""Kernel families in use only where they are faster than their twins."""
 
 
 def is_chosen_by_time(family: str) -> bool:

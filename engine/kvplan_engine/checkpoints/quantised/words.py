@@ -58,7 +58,7 @@ def check_bits(bits: int, method: str) -> None:
 
 
 _COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Of a word's eight outputs, the one that each four bits belong to, from the lowest bits on."""
+"""The output, of a word's eight, that each four bits belong to, from the lowest bits on."""
 
 
 class AwqReader:

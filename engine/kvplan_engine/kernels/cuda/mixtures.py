@@ -27,7 +27,7 @@ from kvplan_engine.kernels.mixture_weights import MixtureWeights, check_mixture_
 FEW_ROWS = 4
 """Up to so many rows, each pair of a row and an expert is a work item of its own, and nothing is sorted."""
 SUM_BYTES = 64 * 1024**2
-"""Of the experts' outputs before they are added: what bounds the outputs of one launch."""
+"""Most bytes of the experts' outputs before they are added: the bound on the outputs of one launch."""
 MOST_CHOICES = 32
 """mixture_route.cu: a lane for each choice and for each group."""
 

@@ -85,7 +85,7 @@ NESTED_DEFAULTS: dict[str, Mapping[str, Any]] = {
     },
     "granite4_vision_text": _LLAMA,
 }
-"""By ``model_type`` of the text: LlamaConfig's, MistralConfig's, Qwen2Config's, Gemma3TextConfig's, and so on."""
+"""Defaults by ``model_type`` of the text: of LlamaConfig, MistralConfig, Qwen2Config, Gemma3TextConfig and others."""
 
 
 _SECTIONS = ("thinker_config", "vlm_config", "text_config", "llm_config", "language_config")
