@@ -34,6 +34,7 @@ KVPLAN_INLINE void arrive(u64* barrier) { kvplan_host::arrive(barrier, 0); }
 KVPLAN_INLINE void arrive_expecting(u64* barrier, u32 bytes) { kvplan_host::arrive(barrier, bytes); }
 KVPLAN_INLINE void wait_phase(u64* barrier, u32 parity) { kvplan_host::wait_phase(barrier, parity); }
 KVPLAN_INLINE void sync_some(int id, int threads) { kvplan_host::sync_some(id, threads); }
+KVPLAN_INLINE void arrive_some(int id, int threads) { kvplan_host::arrive_some(id, threads); }
 KVPLAN_INLINE void fence_async_proxy() { kvplan_host::fence_async_proxy(); }
 KVPLAN_INLINE void prefetch_map(const TensorMap&) {}
 
@@ -90,6 +91,11 @@ KVPLAN_INLINE void wait_phase(u64* barrier, u32 parity) {
 // A barrier of `threads` of the block's threads; barrier 0 is __syncthreads.
 KVPLAN_INLINE void sync_some(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Counts towards that barrier without waiting for it.
+KVPLAN_INLINE void arrive_some(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // ---- copies of boxes

@@ -18,6 +18,19 @@ KVPLAN_INLINE u64 panel_descriptor(u32 address, u32 leading_bytes) {
            swizzled_128 << 62;
 }
 
+// The descriptor of what lies `bytes` further. Only its low half changes; told so in C++, the compiler adds 64 bits.
+KVPLAN_INLINE u64 moved(u64 descriptor, int bytes) {
+#if defined(KVPLAN_HOST)
+    return descriptor + u64(bytes >> 4);
+#else
+    u64 result;
+    asm("{ .reg .u32 low, high; mov.b64 {low, high}, %1; add.u32 low, low, %2; mov.b64 %0, {low, high}; }"
+        : "=l"(result)
+        : "l"(descriptor), "r"(bytes >> 4));
+    return result;
+#endif
+}
+
 #if defined(KVPLAN_HOST)
 
 KVPLAN_INLINE void fence_registers() { kvplan_host::fence_registers(); }

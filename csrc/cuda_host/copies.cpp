@@ -32,6 +32,7 @@ struct BoxCopy {
 struct NamedBarrier {
     int threads = 0;
     std::vector<char> took_part;
+    bool all_fenced = true;  // when they came
     Meeting meeting;
 };
 
@@ -114,6 +115,9 @@ void land(const BoxCopy& copy) {
     complete_if_due(*copy.barrier);
 }
 
+// All threads that met had fenced what they wrote.
+void publish_shared() { std::memcpy(units().memory.data(), dynamic_shared(), shared_bytes()); }
+
 }  // namespace
 
 std::vector<unsigned char>& async_memory() { return units().memory; }
@@ -148,20 +152,29 @@ void wait_phase(void* address, unsigned parity) {
 }
 
 void sync_some(int id, int threads) {
+    const NamedBarrier& barrier = units().named[id];
+    const unsigned generation = barrier.meeting.generation;
+    arrive_some(id, threads);
+    if (barrier.meeting.generation == generation) wait_for(barrier.meeting);
+}
+
+void arrive_some(int id, int threads) {
     if (id < 1 || id > 15 || threads % WARP_SIZE) fail("bar.sync takes barriers 1 to 15 and whole warps");
     NamedBarrier& barrier = units().named[id];
     if (barrier.meeting.arrived == 0) {
         barrier.threads = threads;
         barrier.took_part.assign(num_threads(), 0);
+        barrier.all_fenced = true;
     }
     if (barrier.threads != threads) fail("threads disagree on how many a barrier has");
-    barrier.took_part[running_fibre().index] = 1;
-    if (++barrier.meeting.arrived == threads) {
-        threads_met(barrier.took_part);
-        open(barrier.meeting);
-    } else {
-        wait_for(barrier.meeting);
-    }
+    const unsigned thread = running_fibre().index;
+    if (barrier.took_part[thread]) fail("a thread arrives a second time at a barrier that waits for others");
+    barrier.took_part[thread] = 1;
+    barrier.all_fenced = barrier.all_fenced && units().has_fenced[thread];
+    units().has_fenced[thread] = 0;
+    if (++barrier.meeting.arrived < threads) return;
+    if (barrier.all_fenced) publish_shared();
+    open(barrier.meeting);
 }
 
 void copy_box(void* target, const void* map, const int (&begin)[HostTensorMap::RANK], void* barrier) {
@@ -184,7 +197,7 @@ void threads_met(const std::vector<char>& took_part) {
         all_fenced = all_fenced && units().has_fenced[i];
         units().has_fenced[i] = 0;
     }
-    if (all_fenced) std::memcpy(async_memory().data(), dynamic_shared(), shared_bytes());
+    if (all_fenced) publish_shared();
 }
 
 bool land_copy(int order, bool is_idle) {
@@ -204,7 +217,10 @@ bool land_copy(int order, bool is_idle) {
 }
 
 void check_block_end() {
-    if (is_in_use() && !units().copies.empty()) fail("a block ends while a box is being copied");
+    if (!is_in_use()) return;
+    if (!units().copies.empty()) fail("a block ends while a box is being copied");
+    for (const auto& [id, barrier] : units().named)
+        if (barrier.meeting.arrived > 0) fail("a block ends while a barrier has arrivals that nobody waits for");
 }
 
 }  // namespace kvplan_host

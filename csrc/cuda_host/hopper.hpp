@@ -32,9 +32,10 @@ void init_barrier(void* barrier, int arrivals);
 void arrive(void* barrier, int64_t expected_bytes);
 void wait_phase(void* barrier, unsigned parity);
 
-// ---- barriers of some of a block's threads (bar.sync)
+// ---- barriers of some of a block's threads (bar.sync, bar.arrive)
 
 void sync_some(int id, int threads);
+void arrive_some(int id, int threads);  // without waiting for the others
 
 // ---- copies of boxes (cp.async.bulk.tensor), and what orders them behind ordinary writes (fence.proxy.async)
 

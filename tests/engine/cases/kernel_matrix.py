@@ -212,8 +212,9 @@ def every_shape() -> list[KernelVariant]:
     decode_only += [AttentionShape(BF16, BF16, 64, 16, 71, 1), AttentionShape(BF16, BF16, 64, 1, 12, 12)]
     decode = [decode_launch(shape, properties).variant for shape in shapes + decode_only]
     prefill = [prefill_launch(shape, properties).variant for shape in shapes]
-    smaller = replace(LLAMA, scalar=F16, cache=F16, head_size=64, has_value_tables=True)
-    prefill.append(prefill_launch(smaller, properties, wgmma=True).variant)
+    by_groups = [replace(LLAMA, scalar=F16, cache=F16, head_size=64, has_value_tables=True)]
+    by_groups += [replace(LLAMA, has_softcap=True, has_sinks=True), replace(LLAMA, has_softcap=True, has_slopes=True)]
+    prefill += [prefill_launch(shape, properties, wgmma=True).variant for shape in by_groups]
     return (
         decode
         + prefill

@@ -123,8 +123,15 @@ FAULTS = (
     Fault(
         "warp groups' scores grow by a tenth",
         "attention/prefill/prefill_wgmma.cu",
-        "return params.scale * params.key_scale * LOG2_E;",
-        "return 1.1f * params.scale * params.key_scale * LOG2_E;",
+        "const float factor = score_factor(params);",
+        "const float factor = 1.1f * score_factor(params);",
+        ("prefill_wgmma",),
+    ),
+    Fault(
+        "a warp group keeps its turn",
+        "attention/prefill/prefill_wgmma.cu",
+        "own.give_turn();\n        wait_products<1>();",
+        "wait_products<1>();",
         ("prefill_wgmma",),
     ),
     Fault(

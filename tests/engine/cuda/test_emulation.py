@@ -114,7 +114,7 @@ enum Fault {{
     NONE, FROM_REGISTERS, OTHER_BYTES, NO_WAIT_FOR_BOX, NO_PROXY_FENCE, NO_REGISTER_FENCE, READ_TOO_EARLY,
     BOX_OVER_OPERAND, WRITE_OVER_SUMS, WRITE_OVER_REGISTERS, OTHER_SWIZZLE, OTHER_STRIDE, NO_INIT, NO_SYNC_AFTER_INIT,
     UNALIGNED_BOX, BOX_OUTSIDE, TOO_MANY_ARRIVE, REGISTERS_NOT_GIVEN, BARRIER_OF_TOO_MANY, NO_PRODUCT_WAIT, BOX_LEFT,
-    WARP_DISAGREES
+    WARP_DISAGREES, TURNS, TURN_WITHOUT_WAIT, TURN_NOT_GIVEN, TURN_GIVEN_TWICE, TURN_LEFT
 }};
 struct alignas(64) HopperParams {{
     TensorMap map;
@@ -155,8 +155,29 @@ KVPLAN_INLINE void multiply(float (&sums)[32], u8* a, u8* b, const HopperParams&
         copy_box(b, params.map, 0, 0, 0, 0, reinterpret_cast<u64*>(b + 64 * 128));
     if (fault != NO_PRODUCT_WAIT) wait_products<0>();
 }}
+// Two groups count by turns: 2, 4, 6, 8 by the first one, 3, 5, 7, 9 by the second. Barriers 4 and 5 are their turns.
+KVPLAN_INLINE void count_by_turns(int* count, const HopperParams& params) {{
+    const int fault = params.fault, thread = int(threadIdx.x), group = thread / 128;
+    if (group == 1 && fault != TURN_NOT_GIVEN) arrive_some(4, 256);
+    if (group == 1 && fault == TURN_GIVEN_TWICE) arrive_some(4, 256);
+    for (int round = 0; round < 4; ++round) {{
+        if (fault == TURN_WITHOUT_WAIT && group == 1) arrive_some(5, 256);
+        else sync_some(4 + group, 256);
+        if (thread % 128 == 0) {{
+            params.out[2 * round + group] = float(*count);
+            *count += 1;
+        }}
+        if (round < 3 || group == 0 || fault == TURN_LEFT) arrive_some(5 - group, 256);
+    }}
+}}
 KVPLAN_KERNEL(hopper_units, HopperParams, 384) {{
     KVPLAN_DYNAMIC_SHARED(shared);
+    if (params.fault >= TURNS) {{
+        if (threadIdx.x == 300) *reinterpret_cast<int*>(shared) = 2;
+        __syncthreads();
+        if (threadIdx.x < 256) count_by_turns(reinterpret_cast<int*>(shared), params);
+        return;
+    }}
     u8* a = shared + (1024 - shared_address(shared) % 1024) % 1024;
     u8* b = a + 64 * 128;
     u64* here = reinterpret_cast<u64*>(b + 64 * 128);
@@ -250,6 +271,10 @@ def test_products_of_a_warp_group_are_those_of_its_matrices(
         ("NO_PRODUCT_WAIT", "products are under way"),
         ("BOX_LEFT", "a block ends while a box is being copied"),
         ("WARP_DISAGREES", "disagree on a product"),
+        ("TURN_NOT_GIVEN", "never reach"),
+        ("TURN_WITHOUT_WAIT", "arrives a second time"),
+        ("TURN_GIVEN_TWICE", "arrives a second time"),
+        ("TURN_LEFT", "arrivals that nobody waits for"),
     ],
 )
 def test_what_is_wrong_ends_the_launch(units: KernelVariant, fault: str, message: str) -> None:
@@ -269,3 +294,8 @@ def test_what_is_read_too_early_or_elsewhere_is_not_the_result(units: KernelVari
 def test_a_box_that_nobody_waits_for_is_not_there(units: KernelVariant) -> None:
     with pytest.raises(CudaKernelError, match="a block ends while a box"):
         run_on_hopper(units, "NO_WAIT_FOR_BOX", BACKWARD)
+
+
+@pytest.mark.parametrize("order", [FORWARD, BACKWARD, 5])
+def test_who_arrives_goes_on_and_who_waits_is_woken(units: KernelVariant, order: int) -> None:
+    assert run_on_hopper(units, "TURNS", order).flatten()[:8].tolist() == [2, 3, 4, 5, 6, 7, 8, 9]

@@ -63,3 +63,8 @@ KVPLAN_INLINE bool all_visible(int first_position, int begin, int count, int til
     const int last_position = first_position + (tile_rows + GROUP - 2) / GROUP;
     return IS_SHARED || (begin + count - 1 <= first_position && begin >= first_visible(last_position, params));
 }
+
+// What a score is multiplied with for base 2; softcap has scaled it already.
+KVPLAN_INLINE float score_factor(const AttentionParams& params) {
+    return (HAS_SOFTCAP ? 1.0f : params.scale * params.key_scale) * LOG2_E;
+}

@@ -163,11 +163,6 @@ KVPLAN_INLINE void add_slopes(float (&scores)[ROW_TILES][SCORE_TILES][4], const 
     }
 }
 
-// What a score is multiplied with for base 2.
-KVPLAN_INLINE float score_factor(const AttentionParams& params) {
-    return (HAS_SOFTCAP ? 1.0f : params.scale * params.key_scale) * LOG2_E;
-}
-
 // Softcap, then slopes, then -inf wherever a row does not see a position.
 KVPLAN_INLINE void cap_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], const PrefillTile& tile, int begin,
                                    int first_row, int lane, const AttentionParams& params) {

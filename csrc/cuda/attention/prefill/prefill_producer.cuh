@@ -25,7 +25,6 @@ static_assert(THREADS == CONSUMERS + GROUP_THREADS, "the producer's warp group h
 static_assert(CONSUMERS * CONSUMER_REGISTERS + GROUP_THREADS * PRODUCER_REGISTERS <= 65536);
 static_assert(sizeof(Scalar) == 2 && sizeof(Cache) == 2 && HEAD_SIZE % PANEL_COLUMNS == 0 && KV_TILE == 128);
 static_assert(KV_TILE % PAGE_ROWS == 0 && BLOCK_SIZE % PAGE_ROWS == 0 && PAGE_ROWS % 8 == 0 && PAGES <= WARP_LANES);
-static_assert(!HAS_SOFTCAP && !HAS_SLOPES, "prefill_mma has these");
 
 struct PrefillWgmmaParams {
     // [num_blocks, KV heads, BLOCK_SIZE, HEAD_SIZE]  of the layer; boxes of PAGE_ROWS x 64, swizzled

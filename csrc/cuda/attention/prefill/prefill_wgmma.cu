@@ -10,8 +10,12 @@
 //     producer    waits until all warps have freed a stage, says how many bytes it expects, begins their copies
 //     consumers   wait until these have come, multiply, wait for the product, free the stage
 //
-// While the weights of one tile multiply V, the scores of the next one are on their way already; the softmax of one warp
-// group runs beside the products of the other.
+// While the weights of one tile multiply V, the scores of the next one are on their way already. The groups take turns
+// ("ping-pong", as FlashAttention 3 has them): one begins the products of a tile, both of them, and then gives the turn
+// to the other. So the tensor cores finish one group's products before the other's, and its softmax runs beside those:
+//
+//     group 0    S1 O0 | softmax 1     | S2 O1 | softmax 2     |
+//     group 1          | S1 O0 | softmax 1     | S2 O1 | softmax 2
 //
 // Pages without a visible token are not copied. Their rows of V, and those behind the last token, are made zero, so that
 // a weight of zero meets no NaN; rows of K may hold anything, since their scores are masked.
@@ -23,15 +27,18 @@ constexpr int SCORES = KV_TILE / 2;  // of a thread: rows g and g + 8 of its war
 constexpr int SUMS = HEAD_SIZE / 2;
 constexpr int PART_FLOATS = CONSUMERS * (SUMS + 4);  // what all consumers leave of a part
 
+// Named barriers: 1 and 2 are the groups' own, then comes that of all consumers, then the turns of group 0 and group 1.
+constexpr int ALL_CONSUMERS = 1 + GROUPS, TURNS = 2 + GROUPS;
+
 // A thread's place among the consumers.
 struct Consumer {
     int group, warp, lane;  // the warp's number in its group
 
     KVPLAN_METHOD int first_row() const { return group * GROUP_ROWS + warp * 16; }  // of its warp
     KVPLAN_METHOD void sync_group() const { sync_some(1 + group, GROUP_THREADS); }
+    KVPLAN_METHOD void take_turn() const { sync_some(TURNS + group, CONSUMERS); }
+    KVPLAN_METHOD void give_turn() const { arrive_some(TURNS + 1 - group, CONSUMERS); }
 };
-
-constexpr int ALL_CONSUMERS = 1 + GROUPS;  // their barrier
 
 struct RowState {
     float largest[2];  // raw scores, rows g and g + 8
@@ -60,16 +67,15 @@ KVPLAN_INLINE void copy_queries(u8* queries, const PrefillTile& tile, const Cons
 
 // Begins S = Q K^T for the group's rows, unscaled.
 KVPLAN_INLINE void multiply_keys(float (&scores)[SCORES], const u8* queries, const u8* keys, const Consumer& own) {
-    const u32 query = shared_address(queries) + u32(own.group * GROUP_ROWS * PANEL_ROW_BYTES);
-    const u32 key = shared_address(keys);
+    const u64 query = panel_descriptor(shared_address(queries) + u32(own.group * GROUP_ROWS * PANEL_ROW_BYTES), 0);
+    const u64 key = panel_descriptor(shared_address(keys), 0);
     settle(scores);
     fence_registers();
     KVPLAN_UNROLL
     for (int panel = 0; panel < PANELS; ++panel) {
         KVPLAN_UNROLL
         for (int step = 0; step < PANEL_COLUMNS / 16; ++step) {
-            const u64 a = panel_descriptor(query + u32(panel * QUERY_PANEL + step * 32), 0);
-            const u64 b = panel_descriptor(key + u32(panel * KV_PANEL + step * 32), 0);
+            const u64 a = moved(query, panel * QUERY_PANEL + step * 32), b = moved(key, panel * KV_PANEL + step * 32);
             if (panel + step == 0) {
                 multiply_shared<Scalar, KV_TILE, false>(scores, a, b);
             } else {
@@ -82,20 +88,22 @@ KVPLAN_INLINE void multiply_keys(float (&scores)[SCORES], const u8* queries, con
 
 // Begins O += P V for the group's rows.
 KVPLAN_INLINE void multiply_values(RowState& state, const u8* values) {
-    const u32 value = shared_address(values);
+    const u64 value = panel_descriptor(shared_address(values), KV_PANEL);
     settle(state.sums);
     fence_registers();
     KVPLAN_UNROLL
     for (int step = 0; step < KV_TILE / 16; ++step)
         multiply_registers<Scalar, HEAD_SIZE>(state.sums, state.weights[step],
-                                              panel_descriptor(value + u32(step * 16 * PANEL_ROW_BYTES), KV_PANEL));
+                                              moved(value, step * 16 * PANEL_ROW_BYTES));
     commit_products();
 }
 
-// Zeros for the rows of V that no token of the tile has; all consumers together.
-KVPLAN_INLINE void clear_values(u8* values, const PrefillTile& tile, int begin, const Consumer& own) {
+// Waits for V, and makes its rows that no token of the tile has zero; all consumers together, so before a turn.
+KVPLAN_INLINE void clear_values(u8* values, u64* here, u32 parity, const PrefillTile& tile, int begin,
+                                const Consumer& own) {
     const int first = first_needed(tile, begin), end = end_needed(tile, begin);
     if (first == 0 && end == KV_TILE) return;
+    wait_phase(here, parity);
     const int thread = own.group * GROUP_THREADS + own.warp * WARP_LANES + own.lane;
     for (int piece = thread; piece < STAGE_BYTES / 16; piece += CONSUMERS) {
         const int row = piece % (KV_PANEL / 16) / 8;
@@ -109,6 +117,31 @@ KVPLAN_INLINE void clear_values(u8* values, const PrefillTile& tile, int begin, 
 KVPLAN_INLINE bool is_whole(const PrefillTile& tile, int begin, const AttentionParams& params) {
     return begin >= larger(tile.kv_begin, first_visible(row_position(tile, TILE_ROWS), params)) &&
            begin + KV_TILE <= smaller(tile.kv_end, row_position(tile, 0) + 1);
+}
+
+// Softcap, then slopes times distances, which the softmax multiplies with `factor`.
+KVPLAN_INLINE void cap_and_slope(float (&scores)[SCORES], const PrefillTile& tile, int begin, const Consumer& own,
+                                 float factor, const AttentionParams& params) {
+    if constexpr (HAS_SOFTCAP) {
+        const float cap = params.softcap;
+        const float exponent = 2.0f * LOG2_E * params.scale * params.key_scale * fast_reciprocal(cap);
+        KVPLAN_UNROLL
+        for (int i = 0; i < SCORES; ++i)  // tanh(x) = 1 - 2 / (1 + e^2x)
+            scores[i] = cap - 2.0f * cap * fast_reciprocal(1.0f + fast_exp2(scores[i] * exponent));
+    }
+    if constexpr (HAS_SLOPES) {
+        KVPLAN_UNROLL
+        for (int half = 0; half < 2; ++half) {
+            const int row = own.first_row() + half * 8 + own.lane / 4;
+            const float slope = slope_of(row_head(tile, row), params) * LOG2_E * fast_reciprocal(factor);
+            const float distance = float(begin + own.lane % 4 * 2 - row_position(tile, row));  // of the first column
+            KVPLAN_UNROLL
+            for (int n = 0; n < KV_TILE / 8; ++n) {
+                KVPLAN_UNROLL
+                for (int e = 0; e < 2; ++e) scores[n * 4 + half * 2 + e] += slope * (distance + float(n * 8 + e));
+            }
+        }
+    }
 }
 
 // -inf wherever a row does not see a position.
@@ -130,9 +163,6 @@ KVPLAN_INLINE void mask_scores(float (&scores)[SCORES], const PrefillTile& tile,
         }
     }
 }
-
-// What a score is multiplied with for base 2.
-KVPLAN_INLINE float score_factor(const AttentionParams& params) { return params.scale * params.key_scale * LOG2_E; }
 
 // One online-softmax step; scores become weights. rescale: what the sums until now are to be multiplied with.
 KVPLAN_INLINE void update_softmax(RowState& state, float (&scores)[SCORES], float (&rescale)[2], float factor) {
@@ -182,32 +212,40 @@ KVPLAN_INLINE void free_stage(u64* barrier, const Consumer& own) {
     if (own.lane == 0) arrive(barrier);
 }
 
-// O of the group's rows, not yet divided by the sums of weights.
+// O of the group's rows, not yet divided by the sums of weights. Both groups begin as many products, the first one first.
 KVPLAN_INLINE void consume(RowState& state, const Shared& shared, const PrefillTile& tile, const Consumer& own,
                            const AttentionParams& params) {
     const float factor = score_factor(params);
     float scores[SCORES], rescale[2];
     int begin = tile.kv_begin / KV_TILE * KV_TILE;
     Place place = {0, 0};
+    if (own.group == 1) own.give_turn();
     wait_phase(shared.keys_here, 0);
+    own.take_turn();
     multiply_keys(scores, shared.queries, shared.keys, own);
+    own.give_turn();
     wait_products<0>();
     settle(scores);
     free_stage(shared.keys_free, own);
+    cap_and_slope(scores, tile, begin, own, factor, params);
     mask_scores(scores, tile, begin, own, params);
     update_softmax(state, scores, rescale, factor);
     pack_weights(state, scores);
     for (int next_begin = begin + KV_TILE; next_begin < tile.kv_end; next_begin += KV_TILE) {
         const Place next = place.next();
-        wait_phase(shared.keys_here + next.stage, next.parity);
-        multiply_keys(scores, shared.queries, shared.keys + next.stage * STAGE_BYTES, own);
         u8* values = shared.values + place.stage * STAGE_BYTES;
-        wait_phase(shared.values_here + place.stage, place.parity);
-        clear_values(values, tile, begin, own);
+        u64* values_here = shared.values_here + place.stage;
+        clear_values(values, values_here, place.parity, tile, begin, own);
+        wait_phase(shared.keys_here + next.stage, next.parity);
+        own.take_turn();
+        multiply_keys(scores, shared.queries, shared.keys + next.stage * STAGE_BYTES, own);
+        wait_phase(values_here, place.parity);
         multiply_values(state, values);
+        own.give_turn();
         wait_products<1>();  // the scores are here
         settle(scores);
         free_stage(shared.keys_free + next.stage, own);
+        cap_and_slope(scores, tile, next_begin, own, factor, params);
         mask_scores(scores, tile, next_begin, own, params);
         update_softmax(state, scores, rescale, factor);
         wait_products<0>();  // the sums are here, and nobody reads the last weights any more
@@ -219,9 +257,12 @@ KVPLAN_INLINE void consume(RowState& state, const Shared& shared, const PrefillT
         place = next;
     }
     u8* values = shared.values + place.stage * STAGE_BYTES;
-    wait_phase(shared.values_here + place.stage, place.parity);
-    clear_values(values, tile, begin, own);
+    u64* values_here = shared.values_here + place.stage;
+    clear_values(values, values_here, place.parity, tile, begin, own);
+    wait_phase(values_here, place.parity);
+    own.take_turn();
     multiply_values(state, values);
+    if (own.group == 0) own.give_turn();
     wait_products<0>();
     settle(state.sums);
 }
@@ -332,6 +373,7 @@ KVPLAN_LONE_KERNEL(prefill_attention, PrefillWgmmaParams, THREADS) {
         if (warp == CONSUMERS / WARP_LANES) produce(shared, tile, lane, params);
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        attend_rows(shared, item, tile, {thread / GROUP_THREADS, warp % 4, lane}, params.attention);
+        const int group = __shfl_sync(FULL_WARP, thread / GROUP_THREADS, 0);  // so the compiler knows: one for a warp
+        attend_rows(shared, item, tile, {group, warp % 4, lane}, params.attention);
     }
 }

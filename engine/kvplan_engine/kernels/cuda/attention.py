@@ -204,7 +204,7 @@ _SMALLEST_BLOCK = 16
 
 
 def uses_wgmma_kernel(shape: AttentionShape, properties: DeviceProperties) -> bool:
-    """Whether the kernel has ``shape``: heads of 64 or 128, KV of 16 bits in blocks of a power of two, plain scores."""
+    """Whether the kernel has ``shape``: heads of 64 or 128, KV of 16 bits in blocks of a power of two."""
     block_size = shape.block_size
     return (
         properties.capability == (9, 0)
@@ -214,7 +214,6 @@ def uses_wgmma_kernel(shape: AttentionShape, properties: DeviceProperties) -> bo
         and shape.head_size in (64, 128)
         and block_size >= _SMALLEST_BLOCK
         and block_size & (block_size - 1) == 0
-        and not (shape.has_softcap or shape.has_slopes)
     )
 
 

@@ -103,6 +103,19 @@ def test_parts_of_tiles_match_the_reference(monkeypatch: pytest.MonkeyPatch) -> 
     assert memory.any(), "nothing was cut"
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        wgmma_case(128, 16, 2, 1, scalar=BF16, window=140, softcap=3.0, sinks=True),
+        wgmma_case(64, 16, 6, 2, scalar=F16, slopes=True),
+        wgmma_case(64, 32, 3, 1, scalar=BF16, slopes=True, softcap=3.0),
+    ],
+    ids=str,
+)
+def test_softcap_and_slopes_match_the_reference(case: AttentionCase) -> None:
+    answer(case, SHUFFLED)
+
+
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 128, 129])
 def test_tiles_of_rows_end_where_they_should(rows: int) -> None:
     answer_apart(replace(SMALL, seq_lens=(rows + 70,), query_lens=(rows,)), rows % 3)
@@ -113,8 +126,7 @@ def test_what_the_kernel_lacks_others_have() -> None:
     hopper = properties_of((9, 0))
     assert prefill_launch(LLAMA, hopper, wgmma=True).variant.source == KERNEL
     assert prefill_launch(LLAMA, hopper, wgmma=True).variant.only_for == "sm_90a"
-    others = [replace(LLAMA, has_softcap=True), replace(LLAMA, has_slopes=True)]
-    others += [replace(LLAMA, cache=FP8), replace(LLAMA, head_size=80), replace(LLAMA, block_size=8)]
+    others = [replace(LLAMA, cache=FP8), replace(LLAMA, head_size=80), replace(LLAMA, block_size=8)]
     others += [replace(LLAMA, block_size=48), replace(LLAMA, scalar=torch.float32, cache=torch.float32)]
     for shape in others:
         assert prefill_launch(shape, hopper, wgmma=True) == prefill_launch(shape, hopper)
