@@ -61,7 +61,7 @@ struct alignas(16) DecodeItem {
 // itself begins and ends with, so that no tile of KV belongs to two. Where tiles stay whole (PrefillLaunch.target_items
 // is 0 in Python) num_parts is 1, and first_token and last_token are what follows from the tile.
 struct alignas(16) PrefillItem {
-    int sequence;     // -1: nothing to do
+    int sequence;     // -1: nothing to do; of a shared prefix the place of its first sequence in `members`
     int tile;         // its rows begin at tile x (rows of a tile)
     int first_token;  // first position that this item sees
     int last_token;   // exclusive; its last row sees all of these
@@ -100,6 +100,8 @@ struct AttentionParams {
     int* finished;
     // [num_sequences]  each one's first item of decode; only where a shared prefix is attended to
     const int* first_items;
+    // [num_sequences]  sequences, those that share a prefix side by side; only where it is attended to
+    const int* members;
     // [num_tokens, num_query_heads, VALUE_SIZE]  Scalar, rows out_stride elements apart. Of a shared prefix decode's
     // partial_sums (prefill_shared.cuh)
     void* out;

@@ -168,6 +168,7 @@ class CudaBackend:
         """Leaves what sequences share in decode's partial results."""
         buffers, launch = self._planner.buffers, work.launch
         params.items, params.first_items = work.items.data_ptr(), work.first_items.data_ptr()
+        params.members = work.members.data_ptr()
         params.partial_sums, params.finished = buffers.parts.data_ptr(), buffers.finished_parts.data_ptr()
         params.out = buffers.partial_sums.data_ptr()
         grid = (work.num_items, launch.blocks_per_item)

@@ -275,7 +275,7 @@ class AttentionPlanner:
 PLAN_SHARED = KernelVariant("attention/plan/shared_prefix.cu", "plan_shared_prefixes")
 PLAN_THREADS = 256
 _ITEM_INTS = 8
-_SEQUENCE_INTS = 4  # three rows of PlanParams.shared, one of first_items
+_SEQUENCE_INTS = 5  # three rows of PlanParams.shared, one of members, one of first_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +285,8 @@ class SharedWork:
     launch: PrefillLaunch
     shared: torch.Tensor
     """[3, S] int32: PlanParams.shared."""
+    members: torch.Tensor
+    """[S] int32: sequences, those of a group side by side."""
     first_items: torch.Tensor
     """[S] int32: each sequence's first item of decode, which plan_attention writes."""
     items: torch.Tensor
@@ -301,10 +303,11 @@ def shared_work(
     num_slots = buffers.reserve_parts(launch)
     num_items = launch.max_items(num_sequences // 2, num_sequences, shape.group, num_slots)
     own = _SEQUENCE_INTS * num_sequences
-    memory = buffers.grown(memory, own + num_items * _ITEM_INTS)
-    items = memory[own : own + num_items * _ITEM_INTS].view(num_items, _ITEM_INTS)
+    first = -(-own // _ITEM_INTS) * _ITEM_INTS  # items are loaded as vectors
+    memory = buffers.grown(memory, first + num_items * _ITEM_INTS)
+    items = memory[first : first + num_items * _ITEM_INTS].view(num_items, _ITEM_INTS)
     of_sequences = memory[:own].view(_SEQUENCE_INTS, num_sequences)
-    return memory, SharedWork(launch, of_sequences[:3], of_sequences[3], items, num_items, num_slots)
+    return memory, SharedWork(launch, of_sequences[:3], *of_sequences[3:], items, num_items, num_slots)
 
 
 def plan_shared(runtime: CudaRuntime, work: SharedWork, shape: AttentionShape, metadata: AttentionMetadata) -> None:
@@ -315,6 +318,7 @@ def plan_shared(runtime: CudaRuntime, work: SharedWork, shape: AttentionShape, m
         prefill_items=work.items.data_ptr(),
         block_tables=metadata.block_tables.data_ptr(),
         shared=work.shared.data_ptr(),
+        members=work.members.data_ptr(),
         num_sequences=metadata.seq_lens.shape[0],
         max_prefill_items=work.num_items,
         chunk_multiple=CHUNK_MULTIPLE,

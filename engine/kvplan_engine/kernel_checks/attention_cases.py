@@ -64,17 +64,21 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of each sequence, and how many of them are new. shared: how many all have in common, whole blocks."""
+    """Tokens of each sequence, and how many of them are new.
+
+    shared: how many those of a group have in common, whole blocks; groups: in turn, one sequence of each.
+    """
 
     of: tuple[int, ...]
     new: tuple[int, ...]
     shared: int = 0
+    groups: int = 1
 
 
 DECODE = Lengths((300, 17, 1, 65), (1, 1, 1, 1))
 PROMPTS = Lengths((200, 70, 9, 1), (150, 70, 5, 1))
 SHORT = Lengths((90, 33, 40), (2, 1, 2))
-SHARED = Lengths(tuple(MIN_SHARED + each for each in (41, 5, 64, 23)), (1,) * 4, MIN_SHARED)
+SHARED = Lengths(tuple(MIN_SHARED + each for each in (41, 5, 64, 23)), (1,) * 4, MIN_SHARED, groups=2)
 _TIMED_PROMPT = Lengths((2048,), (2048,))
 _TIMED_SHARED = Lengths(tuple(4096 + each for each in range(16)), (1,) * 16, 4096)
 _TIMED_APART = Lengths(tuple(1024 + each for each in range(16)), (1,) * 16)
@@ -194,7 +198,8 @@ def _tables(lengths: Lengths, block_size: int, generator: torch.Generator) -> tu
         tables[sequence, :count] = order[taken : taken + count]
         taken += count
     shared = lengths.shared // block_size
-    tables[:, :shared] = tables[0, :shared].clone()
+    for first in range(lengths.groups):
+        tables[first :: lengths.groups, :shared] = tables[first, :shared].clone()
     return tables, num_blocks
 
 

@@ -24,8 +24,11 @@ struct PlanParams {
     // [num_sequences, table_stride]  block numbers; read only to find shared prefixes
     const int* block_tables;
     // [3, num_sequences]  int32, null where prefixes are not shared: tokens of the prefix that a sequence shares with its
-    //   group, a multiple of chunk_multiple; sequences of the group, 0 but for its first one; scratch memory
+    //   group, a multiple of chunk_multiple; by place in `members`, sequences of the group that begins there, else 0;
+    //   scratch memory
     int* shared;
+    // [num_sequences]  int32: sequences, those of a group side by side; null where prefixes are not shared
+    int* members;
     // [num_sequences]  int32: each one's first item of decode; null where prefixes are not shared
     int* first_items;
     int num_sequences;
@@ -64,11 +67,10 @@ KVPLAN_INLINE int round_down(int tokens, const PlanParams& params) {
     return tokens / params.chunk_multiple * params.chunk_multiple;
 }
 
-// What the group asks for that begins with this sequence: its members' only queries, one after the other, see all of the prefix.
-KVPLAN_INLINE Range group_of(int sequence, const PlanParams& params) {
-    const int tokens = params.shared[sequence], members = params.shared[params.num_sequences + sequence];
-    const int num_tiles = ceil_divide(members * params.group, params.tile_rows);
-    return {0, 0, false, num_tiles, params.query_starts[sequence], members, tokens};
+// What the group asks for that begins at this place: its members' only queries, one after the other, see all of the prefix.
+KVPLAN_INLINE Range group_of(int place, const PlanParams& params) {
+    const int tokens = params.shared[params.members[place]], count = params.shared[params.num_sequences + place];
+    return {0, 0, false, ceil_divide(count * params.group, params.tile_rows), 0, count, tokens};
 }
 
 KVPLAN_INLINE Range own_range(int sequence, const PlanParams& params) {
@@ -83,7 +85,7 @@ KVPLAN_INLINE Range own_range(int sequence, const PlanParams& params) {
     return {first, num_tokens, is_decode, num_tiles, query_token, queries, length};
 }
 
-// One past the last sequence asks for nothing.
+// One past the last sequence asks for nothing. Of groups: of a place.
 KVPLAN_INLINE Range range_of(int sequence, const PlanParams& params) {
     if (sequence >= params.num_sequences) return {};
     return OF_GROUPS ? group_of(sequence, params) : own_range(sequence, params);

@@ -21,7 +21,8 @@ struct PrefillTile {
     int kv_head;
     int first_row;       // of the sequence's rows
     int num_rows;        // in this tile
-    int first_token;     // of the sequence, in the query tensor
+    int first_token;     // of the sequence, in the query tensor; of a shared prefix not used
+    int first_member;    // of a shared prefix alone: place of its first sequence
     int first_position;  // of the sequence's first new token
     int kv_begin;        // first position that this block attends to
     int kv_end;          // one past the last
@@ -29,9 +30,10 @@ struct PrefillTile {
 
 KVPLAN_INLINE PrefillTile tile_of(const PrefillItem& item, int tile_rows, const AttentionParams& params) {
     PrefillTile tile;
-    tile.sequence = item.sequence;
+    tile.sequence = IS_SHARED ? params.members[item.sequence] : item.sequence;
     tile.kv_head = int(blockIdx.y);
-    tile.first_token = params.query_starts[item.sequence];
+    tile.first_token = params.query_starts[tile.sequence];
+    tile.first_member = item.sequence;
     const int num_queries =
         IS_SHARED ? item.first_position : params.query_starts[item.sequence + 1] - tile.first_token;
     tile.first_row = item.tile * tile_rows;

@@ -36,7 +36,7 @@ KVPLAN_INLINE void copy_queries(u8* target, const PrefillTile& tile, const Atten
         const int row = piece / ROW_CHUNKS, chunk = piece % ROW_CHUNKS;
         const bool wanted = row < tile.num_rows;
         const Scalar* source =
-            static_cast<const Scalar*>(params.query) + (wanted ? row_start(tile, row, params.query_stride) : 0);
+            static_cast<const Scalar*>(params.query) + (wanted ? query_start(tile, row, params) : 0);
         copy_async_16(target + row * PITCH + chunk * 16, source + chunk * 8, wanted);
     }
 }
