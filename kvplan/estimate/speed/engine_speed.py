@@ -12,7 +12,7 @@ from kvplan.estimate.speed.queueing.steps import mixed_tile_rows
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.host import NO_HOST, host_work
 from kvplan.estimate.speed.steps.kernels.block_kernels import older_blocks
-from kvplan.estimate.speed.steps.kernels.expert_backends import with_backend
+from kvplan.estimate.speed.steps.kernels.expert_backends import by_backend, with_backend
 from kvplan.estimate.speed.steps.kernels.few_bits import with_few_bits
 from kvplan.estimate.speed.steps.kernels.release_kernels import of_release
 from kvplan.estimate.speed.steps.kernels.routing_kernels import with_routing
@@ -51,7 +51,9 @@ def engine_speed_model(
         host = host_work(engine, release, gpu, ranks, is_eager=is_eager, captures_prompts=captures_prompts)
         if engine.name == "vllm":
             tile_rows = mixed_tile_rows(release, gpu.compute_capability)
-        if device_speed is not None:
+        if device_speed is None:
+            work = by_backend(work, moe_backend)
+        else:
             device_speed = with_backend(device_speed, work, gpu, engine, moe_backend)
             if engine.name == "vllm":
                 device_speed = of_release(device_speed, work, release)

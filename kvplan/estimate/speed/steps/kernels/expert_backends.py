@@ -102,6 +102,17 @@ def with_backend(
     return speed if asked in ("auto", fitted) else _unmeasured(speed, engine, gpu, asked)
 
 
+def by_backend(work: ModelWork, asked: str) -> ModelWork:
+    """Return the work of a GPU that no kernels were measured on: Marlin widens experts and multiplies them in 16 bits.
+
+    Of 4-bit floats vLLM says so itself: "Weight-only FP4 compression will be used leveraging the Marlin kernel"
+    (vllm/model_executor/layers/quantization/utils/marlin_utils_fp4.py); of 8-bit ones marlin_utils_fp8.py alike.
+    """
+    if asked != "marlin" or not work.num_experts or work.compute_dtype not in ("fp4", "fp8"):
+        return work
+    return replace(work, compute_dtype="bfloat16", widens_weights=True)
+
+
 def _fitted(speed: DeviceSpeed, work: ModelWork, gpu: GpuProfile, engine: EngineChoice) -> str | None:
     """The kernels that the fit is of; None where it is not of the engine's tables, or of several kernels."""
     if speed.engine != engine.name or speed.engine_version is None or speed.dtype != work.speed_format:
