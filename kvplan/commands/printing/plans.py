@@ -253,7 +253,8 @@ def alternatives_sentence(found: PlanAnswer) -> str:
     best = found.deployments[0] if found.deployments else None
     if best is None:
         return "Fits with other formats:"
-    return "Cheaper or faster with other formats:" if best.verdict.meets else "Surer with other formats:"
+    is_surer = best.verdict.goal.is_asked and not best.verdict.meets
+    return "Surer with other formats:" if is_surer else "Cheaper or faster with other formats:"
 
 
 def assumptions(found: PlanAnswer, *, explain: bool) -> Iterator[str]:
