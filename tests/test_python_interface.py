@@ -60,6 +60,7 @@ def test_a_load_that_nothing_serves_is_an_answer() -> None:
     found = kvplan.plan("llama-3.1-70b", users=400, ctx_avg="32k", gpu="l4", max_gpus=1)
     assert found.deployments == ()
     assert "No deployment" in (found.problem or "")
+    assert str(found).startswith(f"{found.problem}\nhint: ")
     with pytest.raises(KvplanError, match="No deployment"):
         _ = found.best
 

@@ -78,6 +78,23 @@ def test_the_readme_is_short_and_narrow() -> None:
     assert [line for line in shown if len(line) > 100] == []
 
 
+def test_the_readmes_errors_are_those_of_the_page_that_scores_them() -> None:
+    """Of memory: the median and the 90th percentile of each set; of servers: how many measurements, and the median."""
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    memory = [row for row in rows if len(row) == 5 and "start-up" in row[1] and row[4].endswith("%")]
+    assert [f"{median} ({high})" in README for *_, median, high in memory[1:]] == [True] * 2
+    assert f"{memory[0][3]} (median; 90th percentile {memory[0][4]})" in README
+    assert f"on {memory[2][2]} start-ups collected later" in README
+    (tpot,) = (row for row in rows if row[0] == "TPOT of a server on GPUs")
+    assert f"TPOT of {tpot[2]} published measurements of servers\nis off by {tpot[3]}" in README
+    (held,) = (row[1] for row in rows if row[0] == "other sources and newest")
+    assert held.split(" (")[0] + "\nstart-ups" in README
+    total, left_out = re.search(r"the logs of (\d+) start-ups", page), re.search(r"(\d+) rows are not scored", page)
+    assert total and left_out
+    assert f"against {int(total[1]) - int(left_out[1])} published start-ups" in README
+
+
 def test_the_architecture_and_the_changelog_can_be_read_to_their_ends() -> None:
     """At most 150 lines, and 40 a release."""
     assert len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()) <= 150

@@ -11,7 +11,6 @@ from kvplan.api.plans import Plan, plan
 from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.spec import ModelSpec
 from kvplan.commands.printing.fleets import no_fleet, print_fleet_text
-from kvplan.commands.printing.render import captured
 from kvplan.errors import KvplanError
 from kvplan.planner.answer.fleet_document import fleet_document
 from kvplan.planner.fleets.answering import FleetAnswer, Listener, plan_fleet
@@ -87,7 +86,7 @@ class TracePlan(Plan):
         return fleet_document(self.fleet)
 
     def __str__(self) -> str:
-        return captured(lambda: print_fleet_text(self.fleet))
+        return self._as_text(lambda: print_fleet_text(self.fleet))
 
 
 def planned_fleet(

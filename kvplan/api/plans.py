@@ -80,7 +80,16 @@ class Plan:
         return frame([plan_row(each, self.model, self.answer.request.api_price) for each in self.deployments])
 
     def __str__(self) -> str:
-        return captured(lambda: print_plan(self.answer))
+        return self._as_text(lambda: print_plan(self.answer))
+
+    def _as_text(self, printing: Callable[[], None]) -> str:
+        """What ``printing`` prints; before it why nothing serves the load, and what would, where nothing does."""
+        text = captured(printing)
+        if self.deployments:
+            return text
+        failure = self._failure()
+        hint = [] if failure.hint is None else [f"hint: {failure.hint}\n"]
+        return "".join([f"{failure.message}\n", *hint, text])
 
 
 @checks_arguments(PLAN_SETTINGS)

@@ -51,6 +51,7 @@ def ways_to_fit(asked: Asked) -> tuple[str, ...]:
     kinds = (
         _context(asked),
         _pool(asked),
+        _share(asked),
         _later_start(asked),
         _towers(asked),
         _steps(asked),
@@ -91,6 +92,12 @@ def _pool(asked: Asked) -> Iterator[_Way]:
     if 0 < tenths * GIB // 10 < given:
         text = f"{tenths / 10:g}GiB"
         yield _changed(asked, f"--kv-cache-memory-bytes {text}", kv_cache_memory_bytes=parse_bytes(text))
+
+
+def _share(asked: Asked) -> Iterator[_Way]:
+    """The engine's own share of the GPU, where a smaller one was given."""
+    if asked.question.settings.gpu_memory_utilization is not None:
+        yield _changed(asked, "the engine's --gpu-memory-utilization (leave it out)", gpu_memory_utilization=None)
 
 
 def _later_start(asked: Asked) -> Iterator[_Way]:

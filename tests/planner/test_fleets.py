@@ -18,7 +18,7 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.cli import main
-from kvplan.commands.printing.fleets import print_fleet
+from kvplan.commands.printing.fleets import growth_sentence, print_fleet
 from kvplan.errors import KvplanError, UsageError
 from kvplan.fleet.replicas.fleet import FleetPlay, FleetSample
 from kvplan.fleet.replicas.seen import Seen
@@ -217,6 +217,15 @@ def test_the_document_has_the_fleet_as_its_first_deployment(answer: FleetAnswer)
     assert "Requests are sent when the file says" in said
 
 
+def test_head_room_of_a_coarse_clock_says_what_it_leaves_out(answer: FleetAnswer, trace: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+    rounded = [json.dumps(row | {"timestamp": row["timestamp"] // 5000 * 5000}) for row in rows]
+    coarse = tmp_path / "coarse.jsonl"
+    coarse.write_text("\n".join(rounded), encoding="utf-8")
+    said = growth_sentence(replace(answer, trace=replace(answer.trace, path=coarse)))
+    assert "its ticks closer but no fuller" in said and "ticks" not in growth_sentence(answer)
+
+
 def test_the_page_asks_no_other_host(answer: FleetAnswer) -> None:
     page = fleet_page(answer, ["Rent <this>."])
     assert "Rent &lt;this&gt;." in page and page.count("<svg") >= 6
@@ -308,7 +317,7 @@ def test_the_same_file_in_python_is_the_commands_answer(trace: Path, capsys: pyt
 def test_a_fleet_that_nothing_keeps_is_an_answer_in_python(trace: Path) -> None:
     plan = kvplan.plan("llama-3.1-8b", workload=trace, gpu="l4", max_gpus=1, slo="p90_ttft:1 p90_tpot:40")
     assert not plan.deployments and "No fleet of at most 1 GPU keeps" in (plan.problem or "")
-    assert str(plan) == ""
+    assert str(plan).startswith(f"{plan.problem}\nhint: ")
     with pytest.raises(KvplanError, match="No fleet"):
         _ = plan.best
 

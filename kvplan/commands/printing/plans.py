@@ -109,8 +109,8 @@ def nothing_serves(found: PlanAnswer, fix: Fix | None) -> KvplanError:
     hint = f"no single change was found to serve it: loosen several of {limits}, or take a smaller model"
     if fix is not None:
         hint = f"{fix.sentence}: then {fix.deployment.name} serves it"
+    formats = " in the formats asked for" if found.alternatives else ""
     if found.too_dear is not None:
-        formats = " in the formats asked for" if found.alternatives else ""
         limit = f"${found.request.usd_per_hour:,.2f} per hour"
         return KvplanError(f"Nothing within {limit} serves this load{formats}.", hint=hint)
     miss = found.nearest_miss
@@ -121,7 +121,7 @@ def nothing_serves(found: PlanAnswer, fix: Fix | None) -> KvplanError:
         hint = f"--thorough goes on: {found.num_played:,} loads were played, and dearer layouts were not; or {hint}"
     limit = "at most " + plural(max(map(found.request.most_gpus, found.request.gpus)), "GPU")
     return KvplanError(
-        f"No deployment of {limit} serves this load. Nearest: {miss.name}{lacks}. {miss.sentence}", hint=hint
+        f"No deployment of {limit} serves this load{formats}. Nearest: {miss.name}{lacks}. {miss.sentence}", hint=hint
     )
 
 
@@ -214,7 +214,7 @@ def _cents(dollars: float) -> str:
 def _confidence_sentence(found: PlanAnswer, best: PlannedDeployment) -> str:
     goal, sure = best.verdict.goal, confidence_text(best)
     if not goal.is_asked:
-        return _readable_sentence(best)
+        return _readable_sentence(best, found)
     verb = "Keeps" if best.verdict.meets else "May keep"
     text = f"{verb} {goal.text}: {sure} sure ({100 * goal.confidence:.0f} % asked for)."
     surer = next((each for each in found.deployments if each.verdict.confidence >= max(_SURER, goal.confidence)), None)
@@ -224,7 +224,7 @@ def _confidence_sentence(found: PlanAnswer, best: PlannedDeployment) -> str:
     return f"{text} {confidence_text(surer)}: {surer.name}{cost}."
 
 
-def _readable_sentence(best: PlannedDeployment) -> str:
+def _readable_sentence(best: PlannedDeployment, found: PlanAnswer) -> str:
     holds = "" if best.verdict.confidence >= 1 else f" Carries this load: {confidence_text(best)} sure."
     if best.verdict.broken is None:
         speed = best.verdict.weakest
@@ -233,7 +233,10 @@ def _readable_sentence(best: PlannedDeployment) -> str:
             f"No --slo: the cheapest expected to begin within 10 s and to write 10 tokens/s to each{how_sure}; below, "
             f"sure is of room for the load.{holds}"
         )
-    return f"Slower than people read (10 tokens/s, begun within 10 s): nothing within the limits is faster.{holds}"
+    # The table of other formats has some that are: "nothing" is of the formats asked for.
+    formats = "in this format " if any(each.deployment.verdict.meets for each in found.alternatives) else ""
+    slow = "Slower than people read (10 tokens/s, begun within 10 s)"
+    return f"{slow}: {formats}nothing within the limits is faster.{holds}"
 
 
 def _print_alternatives(found: PlanAnswer) -> None:
@@ -250,7 +253,8 @@ def alternatives_sentence(found: PlanAnswer) -> str:
     best = found.deployments[0] if found.deployments else None
     if best is None:
         return "Fits with other formats:"
-    return "Cheaper or faster with other formats:" if best.verdict.meets else "Surer with other formats:"
+    is_surer = best.verdict.goal.is_asked and not best.verdict.meets
+    return "Surer with other formats:" if is_surer else "Cheaper or faster with other formats:"
 
 
 def assumptions(found: PlanAnswer, *, explain: bool) -> Iterator[str]:

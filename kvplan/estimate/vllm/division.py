@@ -72,7 +72,8 @@ def _check_heads(layer: LayerSpec, tensor_parallel_size: int) -> None:
     more = next((size for size in range(tensor_parallel_size, heads + 1) if heads % size == 0), None)
     raise UsageError(
         f"{heads} attention heads cannot be divided over {tensor_parallel_size} GPUs.",
-        hint=f"choose a --tensor-parallel-size that divides the heads: {fewer}{f' or {more}' if more else ''}",
+        hint=f"choose a number that divides the heads: {fewer}{f' or {more}' if more else ''} "
+        "(--tensor-parallel-size, or the count in --gpu)",
     )
 
 

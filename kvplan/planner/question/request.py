@@ -221,9 +221,10 @@ def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
     """
     positions, longest = spec.longest_context, request.longest_context
     mean, played = _mean_tokens(request), _played_tokens(request)
+    whole = request.pattern.sharing.longest(mean, 0) if mean else 0
     if longest is None:
         longest = played or _DEFAULT_CONTEXT_TOKENS
-        if positions is not None and (request.average_context or mean) <= positions:
+        if positions is not None and (request.average_context or whole) <= positions:
             longest = min(longest, positions)
         why = "the longest request of these lengths" if mean else "kvplan's default"
         notes.append(f"--ctx-max {longest:,}: {why}. Servers refuse longer ones, so give it where yours get longer.")
@@ -235,11 +236,24 @@ def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
             f"tokens, which {how}."
         )
     if positions is not None and longest > positions:
-        raise KvplanError(
-            f"{spec.served_id} has {positions:,} positions; --ctx-max {longest:,} is beyond them.",
-            hint=f"use --ctx-max {positions} or less",
-        )
+        raise _too_long(request, spec.served_id, (longest, whole), positions)
     return longest
+
+
+def _too_long(request: PlanRequest, served: str, lengths: tuple[int, int], positions: int) -> KvplanError:
+    """The error for sequences beyond the positions, in the option that asked for them.
+
+    ``lengths``: of the longest request, and of one whose prompts and answers are as long as their means.
+    """
+    asked, hint = f"--ctx-max {lengths[0]:,} is", f"use --ctx-max {positions} or less"
+    if request.longest_context is None and request.average_context is not None:
+        asked, hint = f"--ctx-avg {request.average_context:,} is", f"use a --ctx-avg below {positions}"
+    elif request.longest_context is None:
+        sharing = request.pattern.sharing
+        also = {"--prefix-len": sharing.prefix_tokens > 0, "--turns": sharing.turns > 1}
+        options = ["--input-len", "--output-len", *(name for name, is_given in also.items() if is_given)]
+        asked, hint = f"requests of {lengths[1]:,} tokens are", f"lower {' or '.join(options)}"
+    return KvplanError(f"{served} has {positions:,} positions; {asked} beyond them.", hint=hint)
 
 
 def _played_tokens(request: PlanRequest) -> int:
