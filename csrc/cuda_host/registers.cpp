@@ -13,6 +13,7 @@ constexpr int REGISTERS = 64 * 1024, STEP = 8, FEWEST = 24, MOST = 256, GROUP_TH
 struct Registers {
     unsigned serial = 0;
     int taken = 0;
+    int most = 0;  // what the block was launched with
     std::vector<int> of_thread;
     std::vector<int> of_group;  // what its threads ask for; 0: nothing yet
     Meeting given;
@@ -25,7 +26,7 @@ Registers& registers() {
     Registers& own = all_registers;
     if (own.serial != block_serial()) {
         const int threads = int(num_threads()), each = REGISTERS / threads / STEP * STEP;
-        own = Registers{block_serial(), each * threads, std::vector<int>(size_t(threads), each), {}, {}};
+        own = Registers{block_serial(), each * threads, each * threads, std::vector<int>(size_t(threads), each), {}, {}};
         own.of_group.assign(size_t(threads / GROUP_THREADS), 0);
     }
     return own;
@@ -40,7 +41,7 @@ void limit_registers(int count) {
     if (group >= own.of_group.size()) fail("setmaxnreg is for whole warp groups");
     if (own.of_group[group] != 0 && own.of_group[group] != count) fail("warps of a group want different registers");
     own.of_group[group] = count;
-    while (own.taken + count - own.of_thread[thread] > REGISTERS) wait_for(own.given);
+    while (own.taken + count - own.of_thread[thread] > own.most) wait_for(own.given);
     own.taken += count - own.of_thread[thread];
     own.of_thread[thread] = count;
     open(own.given);

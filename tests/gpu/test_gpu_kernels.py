@@ -17,7 +17,7 @@ from test_cuda_decode import OLD_GPU_CASES, PLAIN_CASES, TENSOR_CORE_CASES
 from test_cuda_prefill import CASES as PREFILL_CASES
 from test_cuda_shared import CASES as SHARED_CASES
 from test_cuda_shared import Groups, share
-from test_cuda_wgmma import LLAMAS, SMALL
+from test_cuda_wgmma import FLOAT8S, LLAMAS, SMALL, VARIANTS
 
 from kvplan_engine.attention import cuda_plan
 from kvplan_engine.attention.cuda import CudaBackend
@@ -154,7 +154,7 @@ def test_shared_prefixes_match_the_reference(
 
 
 # Last: no GPU has run this kernel yet, and if it hung it would take the tests behind it.
-@pytest.mark.parametrize("case", [LLAMAS, SMALL, *LONG_CASES[-2:]], ids=str)
+@pytest.mark.parametrize("case", [LLAMAS, SMALL, FLOAT8S, *VARIANTS, *LONG_CASES[-2:]], ids=str)
 def test_prompts_by_warp_groups_match_the_reference(case: AttentionCase) -> None:
     runtime = current_runtime()
     if runtime.properties.capability != (9, 0):

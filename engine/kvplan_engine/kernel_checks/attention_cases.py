@@ -109,8 +109,9 @@ def attention_cases(heads: Heads, storage: Storage, properties: DeviceProperties
     if short is not None and 2 * shape.group <= short.tile_rows:
         yield _case(heads, storage, SHORT, (families.of_cache(families.PREFILL_SHORT, storage.cache),))
     if uses_wgmma_kernel(shape, properties):
+        family = families.of_cache(families.PREFILL_WGMMA, storage.cache)
         contest = partial(_prompt_contest, heads, storage)
-        yield replace(_case(heads, storage, PROMPTS, (families.PREFILL_WGMMA,), wgmma=True), contest=contest)
+        yield replace(_case(heads, storage, PROMPTS, (family,), wgmma=True), contest=contest)
     if heads.window is None and shared_prefill_launch(shape, properties) is not None:
         family = families.of_cache(families.SHARED_PREFIX, storage.cache)
         contest = partial(_shared_contest, heads, storage)

@@ -48,6 +48,7 @@ _ATTENTION = {
     families.DECODE_MMA: KernelFamily("decode attention, tensor cores", "decode_simple"),
     families.PREFILL_MMA: KernelFamily("prompt attention, tensor cores", "prefill_simple"),
     families.PREFILL_SHORT: KernelFamily("attention of short prompts", "prefill_mma"),
+    families.PREFILL_WGMMA: KernelFamily("prompt attention, warp groups", "prefill_mma"),
     families.SHARED_PREFIX: KernelFamily("prefixes that sequences share", "off"),
 }
 
@@ -63,7 +64,6 @@ FAMILIES: dict[str, KernelFamily] = {
     **{f"{name}_fp8": KernelFamily(f"{each.what}, fp8 cache", each.twin) for name, each in _ATTENTION.items()},
     families.DECODE_SIMPLE: KernelFamily("decode attention, simple", None),
     families.PREFILL_SIMPLE: KernelFamily("prompt attention, simple", None),
-    families.PREFILL_WGMMA: KernelFamily("prompt attention, warp groups", "prefill_mma"),
     families.LATENT_MMA: KernelFamily("latent attention, tensor cores", "the simple kernels"),
     families.WRITE_KV: KernelFamily("new keys and values, rotation", "torch"),
     families.SKINNY: KernelFamily("products of up to 16 rows", "cuBLAS"),

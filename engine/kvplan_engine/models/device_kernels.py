@@ -266,7 +266,7 @@ def checked_kernels(
     kernels = cuda_kernels(
         runtime,
         dtype,
-        wgmma=verdicts.uses(families.PREFILL_WGMMA),
+        wgmma=verdicts.uses(families.of_cache(families.PREFILL_WGMMA, cache)),
         shares=verdicts.uses(families.of_cache(families.SHARED_PREFIX, cache)),
     )
     for name in avoided & set(families.OPERATIONS):

@@ -214,6 +214,7 @@ def every_shape() -> list[KernelVariant]:
     prefill = [prefill_launch(shape, properties).variant for shape in shapes]
     by_groups = [replace(LLAMA, scalar=F16, cache=F16, head_size=64, has_value_tables=True)]
     by_groups += [replace(LLAMA, has_softcap=True, has_sinks=True), replace(LLAMA, has_softcap=True, has_slopes=True)]
+    by_groups += [replace(LLAMA, cache=FP8), replace(by_groups[0], cache=FP8, has_softcap=True, has_sinks=True)]
     prefill += [prefill_launch(shape, properties, wgmma=True).variant for shape in by_groups]
     return (
         decode

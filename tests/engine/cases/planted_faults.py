@@ -135,6 +135,14 @@ FAULTS = (
         ("prefill_wgmma",),
     ),
     Fault(
+        "over fp8 warp groups' queries repeat two elements",
+        "attention/prefill/prefill_wgmma.cu",
+        "pair_from_query(raw.w)",
+        "pair_from_query(raw.z)",
+        ("prefill_wgmma_fp8",),
+        cache="fp8",
+    ),
+    Fault(
         "a value lies one token further",
         "attention/cache/write_kv.cu",
         "value_slot % BLOCK_SIZE * VALUE_SIZE;",

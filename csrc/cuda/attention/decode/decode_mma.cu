@@ -12,7 +12,7 @@
 //     K:  lane (g, t) reads rows key_row(g) and key_row(g) + 8, elements 32 s + 8 t .. + 7   (two k steps)
 //     V:  lane (g, t) reads rows t, t + 4, t + 8, t + 12, elements 64 s + 8 g .. + 7         (four m tiles)
 #include "decode.cuh"
-#include "../../tensor_core.cuh"
+#include "../product_type.cuh"
 
 constexpr int STAGES = KVPLAN_STAGES;
 constexpr int TILE = 16;  // tokens
@@ -28,40 +28,6 @@ constexpr int VALUE_PITCH = ((ROW_CHUNKS + 1) / 4 * 4 + 2) * 16;
 constexpr int STAGE_BYTES = TILE * (KEY_PITCH + VALUE_PITCH);
 
 static_assert(STAGES >= 2 && VALUE_PITCH >= ROW_BYTES && sizeof(Scalar) == 2);
-
-// What products take. For a cache of fp8 it is float16 whatever the queries are, where one instruction converts two of its
-// values (sm_89 and newer): e4m3 is exact in it, and so is a bfloat16 query from 2^-14 to 65504.
-constexpr bool TAKES_HALVES = sizeof(Cache) == 1 && KVPLAN_ARCH >= 890;
-template <bool>
-struct OfProducts {
-    using Type = Scalar;
-};
-template <>
-struct OfProducts<true> {
-    using Type = float16;
-};
-using Product = OfProducts<TAKES_HALVES>::Type;
-
-// Two values of fp8, from byte `first` of four on, as a pair of Product.
-KVPLAN_INLINE u32 pair_from_float8(u32 four, int first) {
-#if KVPLAN_ARCH >= 890 && !defined(KVPLAN_HOST)
-    u32 result;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(u16(four >> 8 * first)));
-    return result;
-#else
-    return Pair<Product>::from_float8(four, first);
-#endif
-}
-
-// The largest float16 for what lies beyond it. A NaN stays one, which fminf and fmaxf would not let through.
-KVPLAN_INLINE float within_halves(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
-
-// Two elements of a query as a pair of Product; those beyond its range become the largest there is.
-KVPLAN_INLINE u32 pair_from_query(u32 two) {
-    if constexpr (!TAKES_HALVES) return two;
-    const float low = to_float(Scalar{u16(two)}), high = to_float(Scalar{u16(two >> 16)});
-    return Pair<Product>::pack(within_halves(low), within_halves(high));
-}
 
 // What one warp knows of its place.
 struct WarpState {

@@ -7,7 +7,8 @@
 // each consume: S = Q K^T with both in shared memory, the softmax in registers, O += P V with P in registers, where S
 // has left it. K and V each pass through a ring of STAGES tiles of KV_TILE tokens:
 //
-//     producer    waits until all warps have freed a stage, says how many bytes it expects, begins their copies
+//     producer    waits until all warps have freed a stage, says how many bytes it expects, begins their copies;
+//                 of a cache of fp8, all four of its warps write the stage as float16 from where boxes have come to
 //     consumers   wait until these have come, multiply, wait for the product, free the stage
 //
 // While the weights of one tile multiply V, the scores of the next one are on their way already. The groups take turns
@@ -47,17 +48,23 @@ struct RowState {
     u32 weights[KV_TILE / 16][4];  // P of the last tile, as A of a product
 };
 
-// Copies the group's rows of Q; rows past the tile's last become zeros.
+// Copies the group's rows of Q, as Product; rows past the tile's last become zeros.
 KVPLAN_INLINE void copy_queries(u8* queries, const PrefillTile& tile, const Consumer& own,
                                 const AttentionParams& params) {
     constexpr int chunks = HEAD_SIZE / 8;
     for (int piece = own.warp * WARP_LANES + own.lane; piece < GROUP_ROWS * chunks; piece += GROUP_THREADS) {
         const int row = own.group * GROUP_ROWS + piece / chunks, chunk = piece % chunks;
         const bool wanted = row < tile.num_rows;
-        const Scalar* source =
-            static_cast<const Scalar*>(params.query) + (wanted ? row_start(tile, row, params.query_stride) : 0);
-        copy_async_16(queries + chunk / 8 * QUERY_PANEL + swizzled_place(row * PANEL_ROW_BYTES + chunk % 8 * 16),
-                      source + chunk * 8, wanted);
+        const Scalar* source = static_cast<const Scalar*>(params.query) +
+                               (wanted ? row_start(tile, row, params.query_stride) : 0) + chunk * 8;
+        u8* cell = queries + chunk / 8 * QUERY_PANEL + swizzled_place(row * PANEL_ROW_BYTES + chunk % 8 * 16);
+        if constexpr (WIDENS) {
+            const uint4 raw = wanted ? load_vector<uint4>(source) : uint4{0, 0, 0, 0};
+            store_vector<uint4>(cell, uint4{pair_from_query(raw.x), pair_from_query(raw.y), pair_from_query(raw.z),
+                                            pair_from_query(raw.w)});
+        } else {
+            copy_async_16(cell, source, wanted);
+        }
     }
     commit_copies();
     wait_copies<0>();
@@ -77,9 +84,9 @@ KVPLAN_INLINE void multiply_keys(float (&scores)[SCORES], const u8* queries, con
         for (int step = 0; step < PANEL_COLUMNS / 16; ++step) {
             const u64 a = moved(query, panel * QUERY_PANEL + step * 32), b = moved(key, panel * KV_PANEL + step * 32);
             if (panel + step == 0) {
-                multiply_shared<Scalar, KV_TILE, false>(scores, a, b);
+                multiply_shared<Product, KV_TILE, false>(scores, a, b);
             } else {
-                multiply_shared<Scalar, KV_TILE, true>(scores, a, b);
+                multiply_shared<Product, KV_TILE, true>(scores, a, b);
             }
         }
     }
@@ -93,7 +100,7 @@ KVPLAN_INLINE void multiply_values(RowState& state, const u8* values) {
     fence_registers();
     KVPLAN_UNROLL
     for (int step = 0; step < KV_TILE / 16; ++step)
-        multiply_registers<Scalar, HEAD_SIZE>(state.sums, state.weights[step],
+        multiply_registers<Product, HEAD_SIZE>(state.sums, state.weights[step],
                                               moved(value, step * 16 * PANEL_ROW_BYTES));
     commit_products();
 }
@@ -102,7 +109,7 @@ KVPLAN_INLINE void multiply_values(RowState& state, const u8* values) {
 KVPLAN_INLINE void clear_values(u8* values, u64* here, u32 parity, const PrefillTile& tile, int begin,
                                 const Consumer& own) {
     const int first = first_needed(tile, begin), end = end_needed(tile, begin);
-    if (first == 0 && end == KV_TILE) return;
+    if (WIDENS || (first == 0 && end == KV_TILE)) return;  // of fp8 the producer clears them
     wait_phase(here, parity);
     const int thread = own.group * GROUP_THREADS + own.warp * WARP_LANES + own.lane;
     for (int piece = thread; piece < STAGE_BYTES / 16; piece += CONSUMERS) {
@@ -194,14 +201,14 @@ KVPLAN_INLINE void rescale_sums(RowState& state, const float (&rescale)[2]) {
     for (int i = 0; i < SUMS; ++i) state.sums[i] *= rescale[i / 2 % 2];
 }
 
-// The weights in the storage type, as A of the product with V: S lies in registers as that wants it.
+// The weights as Product, as A of the product with V: S lies in registers as that wants it.
 KVPLAN_INLINE void pack_weights(RowState& state, const float (&scores)[SCORES]) {
     KVPLAN_UNROLL
     for (int step = 0; step < KV_TILE / 16; ++step) {
         KVPLAN_UNROLL
         for (int i = 0; i < 4; ++i) {
             const int first = (2 * step + i / 2) * 4 + i % 2 * 2;
-            state.weights[step][i] = Pair<Scalar>::pack(scores[first], scores[first + 1]);
+            state.weights[step][i] = Pair<Product>::pack(scores[first], scores[first + 1]);
         }
     }
 }
@@ -354,7 +361,7 @@ KVPLAN_INLINE void attend_rows(const Shared& shared, const PrefillItem& item, co
 }
 
 // grid (items, KV heads), block THREADS, dynamic shared memory PANEL_ALIGNMENT + PANELS * QUERY_PANEL +
-// 2 * STAGES * STAGE_BYTES and 8 bytes for each barrier.
+// 2 * (STAGES * STAGE_BYTES + STAGED_BYTES) and 8 bytes for each barrier.
 KVPLAN_LONE_KERNEL(prefill_attention, PrefillWgmmaParams, THREADS) {
     KVPLAN_DYNAMIC_SHARED(memory);
     const PrefillItem item = static_cast<const PrefillItem*>(params.attention.items)[blockIdx.x];
@@ -370,7 +377,7 @@ KVPLAN_LONE_KERNEL(prefill_attention, PrefillWgmmaParams, THREADS) {
     __syncthreads();
     if (warp >= CONSUMERS / WARP_LANES) {
         give_registers<PRODUCER_REGISTERS>();
-        if (warp == CONSUMERS / WARP_LANES) produce(shared, tile, lane, params);
+        if (WIDENS || warp == CONSUMERS / WARP_LANES) produce(shared, tile, thread - CONSUMERS, params);
     } else {
         take_registers<CONSUMER_REGISTERS>();
         const int group = __shfl_sync(FULL_WARP, thread / GROUP_THREADS, 0);  // so the compiler knows: one for a warp

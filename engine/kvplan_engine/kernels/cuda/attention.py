@@ -204,12 +204,12 @@ _SMALLEST_BLOCK = 16
 
 
 def uses_wgmma_kernel(shape: AttentionShape, properties: DeviceProperties) -> bool:
-    """Whether the kernel has ``shape``: heads of 64 or 128, KV of 16 bits in blocks of a power of two."""
+    """Whether the kernel has ``shape``: heads of 64 or 128, KV of 16 bits or fp8, blocks of a power of two."""
     block_size = shape.block_size
     return (
         properties.capability == (9, 0)
         and shape.scalar in (torch.float16, torch.bfloat16)
-        and shape.cache is shape.scalar
+        and shape.cache in (shape.scalar, torch.float8_e4m3fn)
         and shape.other_value_size is None
         and shape.head_size in (64, 128)
         and block_size >= _SMALLEST_BLOCK
@@ -228,8 +228,9 @@ def wgmma_prefill(shape: AttentionShape, properties: DeviceProperties) -> Prefil
         stages=_STAGES,
     )
     row_bytes = shape.head_size * shape.scalar.itemsize
-    ring_bytes = 2 * _STAGES * _KV_TILE * row_bytes
-    barrier_bytes = 4 * _STAGES * 8
+    is_widened = shape.cache.itemsize == 1
+    ring_bytes = 2 * _KV_TILE * (_STAGES * row_bytes + is_widened * shape.head_size)
+    barrier_bytes = (4 * _STAGES + 2 * is_widened) * 8
     return PrefillLaunch(
         replace(chosen, only_for="sm_90a"),
         threads=_WARPS * WARP_LANES,

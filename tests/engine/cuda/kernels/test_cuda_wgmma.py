@@ -18,7 +18,7 @@ from kvplan_engine.kernels.cuda.attention import prefill_launch
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 
-F16, BF16, FP8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
+F16, BF16, FP8, INT8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8
 KERNEL = "attention/prefill/prefill_wgmma.cu"
 # Rings that go around: six tiles of KV, of which the first rows see none of the last.
 SEVERAL_TILES = ((700, 130), *LENGTHS)
@@ -33,6 +33,15 @@ def wgmma_case(head_size: int, block_size: int, heads: int, kv_heads: int, **opt
 
 LLAMAS = wgmma_case(128, 16, 4, 1, scalar=BF16)
 SMALL = wgmma_case(64, 256, 3, 1, scalar=F16, window=150, sinks=True)  # a page has several tiles of KV
+
+FLOAT8S = wgmma_case(128, 16, 4, 1, scalar=BF16, cache=FP8)
+VARIANTS = (
+    wgmma_case(128, 16, 2, 1, scalar=BF16, window=140, softcap=3.0, sinks=True),
+    wgmma_case(64, 16, 6, 2, scalar=F16, slopes=True),
+    wgmma_case(64, 32, 3, 1, scalar=BF16, slopes=True, softcap=3.0),
+    wgmma_case(128, 256, 2, 1, scalar=F16, cache=FP8, window=150),
+    wgmma_case(64, 16, 3, 1, scalar=BF16, cache=FP8, window=20, softcap=3.0, sinks=True),
+)
 
 
 class CountingRuntime(EmulatedRuntime):
@@ -74,10 +83,22 @@ def answer_apart(case: AttentionCase, order: int = FORWARD) -> None:
     assert largest_error(case, batch) < tolerance(case)
 
 
-def test_prefill_matches_the_reference_in_any_order_of_threads_and_copies() -> None:
-    first = answer(LLAMAS)
+@pytest.mark.parametrize("case", [LLAMAS, FLOAT8S], ids=str)
+def test_prefill_matches_the_reference_in_any_order_of_threads_and_copies(case: AttentionCase) -> None:
+    first = answer(case)
     for order in (BACKWARD, SHUFFLED):
-        assert torch.equal(answer(LLAMAS, order), first)
+        assert torch.equal(answer(case, order), first)
+
+
+def test_scales_of_fp8_are_applied_and_queries_beyond_float16_stay_finite() -> None:
+    """Products are those of float16, which bfloat16 goes beyond."""
+    batch = build_batch(FLOAT8S)
+    attend(CudaBackend(EmulatedRuntime(), key_scale=0.5, value_scale=2.0, wgmma=True), FLOAT8S, batch)
+    scaled = replace(batch, kv=batch.kv.float() * torch.tensor([0.5, 2.0]).view(2, 1, 1, 1))
+    assert largest_error(FLOAT8S, scaled) < 2 * tolerance(FLOAT8S)
+    batch.query[::3] *= 2.0**80
+    attend(CudaBackend(EmulatedRuntime(), wgmma=True), FLOAT8S, batch)
+    assert batch.out.isfinite().all()
 
 
 @pytest.mark.parametrize("window", [20, 150, None])
@@ -85,13 +106,14 @@ def test_small_heads_large_pages_windows_and_sinks_match_the_reference(window: i
     answer_apart(replace(SMALL, window=window), BACKWARD)
 
 
-def test_parts_of_tiles_match_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cache", [None, FP8])
+def test_parts_of_tiles_match_the_reference(cache: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may begin and end within a tile of KV. Whichever block comes last, no bit changes."""
     monkeypatch.setattr(cuda_plan, "MIN_PART", 64)
     runtime = EmulatedRuntime(replace(EMULATED_PROPERTIES, num_multiprocessors=8))
     memory = torch.zeros(2 * 1024**2, dtype=torch.uint8)
     backend = CudaBackend(runtime, wgmma=True, parts=StepMemory(memory))
-    case, results = cut_case(128, 16, 4, scalar=BF16), []
+    case, results = cut_case(128, 16, 4, scalar=BF16, cache=cache), []
     for order in (FORWARD, BACKWARD):
         runtime.order = order
         batch = build_batch(case)
@@ -103,22 +125,15 @@ def test_parts_of_tiles_match_the_reference(monkeypatch: pytest.MonkeyPatch) -> 
     assert memory.any(), "nothing was cut"
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        wgmma_case(128, 16, 2, 1, scalar=BF16, window=140, softcap=3.0, sinks=True),
-        wgmma_case(64, 16, 6, 2, scalar=F16, slopes=True),
-        wgmma_case(64, 32, 3, 1, scalar=BF16, slopes=True, softcap=3.0),
-    ],
-    ids=str,
-)
-def test_softcap_and_slopes_match_the_reference(case: AttentionCase) -> None:
+@pytest.mark.parametrize("case", VARIANTS, ids=str)
+def test_softcap_slopes_and_caches_of_fp8_match_the_reference(case: AttentionCase) -> None:
     answer(case, SHUFFLED)
 
 
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 128, 129])
 def test_tiles_of_rows_end_where_they_should(rows: int) -> None:
-    answer_apart(replace(SMALL, seq_lens=(rows + 70,), query_lens=(rows,)), rows % 3)
+    case = replace(SMALL, seq_lens=(rows + 70,), query_lens=(rows,))
+    answer_apart(case if rows % 2 else replace(case, cache=FP8), rows % 3)
 
 
 def test_what_the_kernel_lacks_others_have() -> None:
@@ -126,7 +141,7 @@ def test_what_the_kernel_lacks_others_have() -> None:
     hopper = properties_of((9, 0))
     assert prefill_launch(LLAMA, hopper, wgmma=True).variant.source == KERNEL
     assert prefill_launch(LLAMA, hopper, wgmma=True).variant.only_for == "sm_90a"
-    others = [replace(LLAMA, cache=FP8), replace(LLAMA, head_size=80), replace(LLAMA, block_size=8)]
+    others = [replace(LLAMA, cache=INT8), replace(LLAMA, head_size=80), replace(LLAMA, block_size=8)]
     others += [replace(LLAMA, block_size=48), replace(LLAMA, scalar=torch.float32, cache=torch.float32)]
     for shape in others:
         assert prefill_launch(shape, hopper, wgmma=True) == prefill_launch(shape, hopper)

@@ -109,7 +109,9 @@ class EmulatedRuntime:
     def tensor_map(self, tensor: BoxedTensor) -> TensorMap:
         """See CudaRuntime.tensor_map: what csrc/cuda_host/hopper.hpp reads."""
         innermost = tensor.dtype.itemsize
-        fields = _HostTensorMap(tensor.address, (innermost, *tensor.strides), tensor.sizes, tensor.box, is_swizzled=1)
+        fields = _HostTensorMap(
+            tensor.address, (innermost, *tensor.strides), tensor.sizes, tensor.box, tensor.is_swizzled
+        )
         return TensorMap.from_buffer_copy(bytes(fields).ljust(ctypes.sizeof(TensorMap), b"\0"))
 
 

@@ -23,9 +23,10 @@ PANEL_COLUMNS = 64
 """Elements of 16 bits in a swizzled row of 128 bytes (csrc/cuda/hopper.cuh: PANEL_ROW_BYTES)."""
 
 _MAP_ALIGNMENT = 64
-_ELEMENT_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CU_TENSOR_MAP_DATA_TYPE_...
+_ELEMENT_TYPES = {torch.float8_e4m3fn: 0, torch.float16: 6, torch.bfloat16: 9}
+"""CU_TENSOR_MAP_DATA_TYPE_...; fp8 is copied as bytes."""
 _NO_INTERLEAVE = 0  # CU_TENSOR_MAP_INTERLEAVE_NONE
-_SWIZZLE_128_BYTES = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+_NO_SWIZZLE, _SWIZZLE_128_BYTES = 0, 3  # CU_TENSOR_MAP_SWIZZLE_...
 _PROMOTE_TO_128_BYTES = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 _ZEROS_OUTSIDE = 0  # CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
 
@@ -44,19 +45,27 @@ class BoxedTensor:
     strides: tuple[int, int, int]
     box: tuple[int, int, int, int]
 
+    @property
+    def is_swizzled(self) -> bool:
+        """Whether boxes go where products read them; those of fp8 are widened first."""
+        return self.dtype.itemsize > 1
+
 
 def boxed_pages(pages: torch.Tensor, box_rows: int) -> BoxedTensor:
-    """Boxes of ``box_rows`` tokens and PANEL_COLUMNS elements of ``pages`` [num_blocks, KV heads, block_size, size]."""
+    """Boxes of ``box_rows`` tokens of ``pages`` [num_blocks, KV heads, block_size, size].
+
+    They have PANEL_COLUMNS elements of a token, of fp8 all of them.
+    """
     blocks, heads, tokens, size = pages.shape
     row_bytes = size * pages.itemsize
     strides = (row_bytes, tokens * row_bytes, pages.stride(0) * pages.itemsize)
-    return BoxedTensor(
-        pages.data_ptr(), pages.dtype, (size, tokens, heads, blocks), strides, (PANEL_COLUMNS, box_rows, 1, 1)
-    )
+    columns = PANEL_COLUMNS if pages.itemsize > 1 else size
+    return BoxedTensor(pages.data_ptr(), pages.dtype, (size, tokens, heads, blocks), strides, (columns, box_rows, 1, 1))
 
 
 def encode_tensor_map(library: Any, tensor: BoxedTensor) -> tuple[int, TensorMap]:
-    """The status of libcuda's cuTensorMapEncodeTiled, and the map that it made, whose boxes are swizzled."""
+    """The status of libcuda's cuTensorMapEncodeTiled, and the map that it made."""
+    swizzle = _SWIZZLE_128_BYTES if tensor.is_swizzled else _NO_SWIZZLE
     memory = ctypes.create_string_buffer(ctypes.sizeof(TensorMap) + _MAP_ALIGNMENT)
     start = -ctypes.addressof(memory) % _MAP_ALIGNMENT
     status = library.cuTensorMapEncodeTiled(
@@ -68,7 +77,7 @@ def encode_tensor_map(library: Any, tensor: BoxedTensor) -> tuple[int, TensorMap
         (ctypes.c_uint64 * (BOX_RANK - 1))(*tensor.strides),
         (ctypes.c_uint32 * BOX_RANK)(*tensor.box),
         (ctypes.c_uint32 * BOX_RANK)(*(1,) * BOX_RANK),  # every element
-        *map(ctypes.c_int, (_NO_INTERLEAVE, _SWIZZLE_128_BYTES, _PROMOTE_TO_128_BYTES, _ZEROS_OUTSIDE)),
+        *map(ctypes.c_int, (_NO_INTERLEAVE, swizzle, _PROMOTE_TO_128_BYTES, _ZEROS_OUTSIDE)),
     )
     return status, TensorMap.from_buffer_copy(memory.raw[start:])
 
