@@ -196,7 +196,9 @@ KVPLAN_INLINE void update_softmax(RowState& state, float (&scores)[SCORES], floa
     }
 }
 
+// Where no row of the warp has found a larger score, its factors are all 1 and nothing changes, not a bit.
 KVPLAN_INLINE void rescale_sums(RowState& state, const float (&rescale)[2]) {
+    if (!__any_sync(FULL_WARP, rescale[0] != 1.0f || rescale[1] != 1.0f)) return;
     KVPLAN_UNROLL
     for (int i = 0; i < SUMS; ++i) state.sums[i] *= rescale[i / 2 % 2];
 }
