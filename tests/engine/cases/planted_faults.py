@@ -94,8 +94,8 @@ FAULTS = (
     Fault(
         "an fp8 value loses its sign",
         "attention/decode/decode_mma.cu",
-        "return Pair<Product>::from_float8(four, first);",
-        "return Pair<Product>::from_float8(four & 0x7FFFFFFFu, first);",
+        "pair_from_float8(raw[i / 2], i % 2 * 2);",
+        "pair_from_float8(raw[i / 2] & 0x7FFFFFFFu, i % 2 * 2);",
         ("decode_mma_fp8",),
         cache="fp8",
     ),
@@ -132,6 +132,13 @@ FAULTS = (
         "attention/prefill/prefill_wgmma.cu",
         "own.give_turn();\n        wait_products<1>();",
         "wait_products<1>();",
+        ("prefill_wgmma",),
+    ),
+    Fault(
+        "warp groups never free a tile of V",
+        "attention/prefill/prefill_wgmma.cu",
+        "free_stage(shared.values_free + place.stage, own);",
+        "",
         ("prefill_wgmma",),
     ),
     Fault(
