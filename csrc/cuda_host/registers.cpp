@@ -26,7 +26,8 @@ Registers& registers() {
     Registers& own = all_registers;
     if (own.serial != block_serial()) {
         const int threads = int(num_threads()), each = REGISTERS / threads / STEP * STEP;
-        own = Registers{block_serial(), each * threads, each * threads, std::vector<int>(size_t(threads), each), {}, {}};
+        own = Registers{block_serial(), each * threads, each * threads, {}, {}, {}};
+        own.of_thread.assign(size_t(threads), each);
         own.of_group.assign(size_t(threads / GROUP_THREADS), 0);
     }
     return own;

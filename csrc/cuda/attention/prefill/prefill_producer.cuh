@@ -19,8 +19,8 @@ constexpr int STAGE_BYTES = PANELS * KV_PANEL;
 constexpr int PAGE_ROWS = smaller(BLOCK_SIZE, KV_TILE);  // of one box
 constexpr int PAGES = KV_TILE / PAGE_ROWS;               // of a tile
 
-// A cache of fp8 comes as it is to a place beside the rings, one for K and one for V, and the producer's four warps write
-// it to the rings as float16.
+// A cache of fp8 comes as it is to a place beside the rings, one for K and one for V, and the producer's four warps
+// write it to the rings as float16.
 constexpr bool WIDENS = sizeof(Cache) == 1;
 constexpr int STAGED_BYTES = WIDENS ? KV_TILE * HEAD_SIZE : 0;
 constexpr int BOX_COLUMNS = WIDENS ? HEAD_SIZE : PANEL_COLUMNS;
@@ -30,19 +30,19 @@ constexpr int PRODUCERS = 15;  // their barrier
 constexpr int CONSUMER_REGISTERS = WIDENS ? 224 : 240, PRODUCER_REGISTERS = WIDENS ? 56 : 24;
 
 static_assert(THREADS == CONSUMERS + GROUP_THREADS, "the producer's warp group has three idle warps");
-static_assert(CONSUMERS * CONSUMER_REGISTERS + GROUP_THREADS * PRODUCER_REGISTERS <= THREADS * 168);  // as at the launch
-static_assert(sizeof(Scalar) == 2 && !HAS_SCALES && sizeof(Product) == 2 && STAGES == 2 && HEAD_SIZE % PANEL_COLUMNS == 0 && KV_TILE == 128);
+static_assert(CONSUMERS * CONSUMER_REGISTERS + GROUP_THREADS * PRODUCER_REGISTERS <= THREADS * 168);  // at launch
+static_assert(sizeof(Scalar) == 2 && !HAS_SCALES && STAGES == 2 && HEAD_SIZE % PANEL_COLUMNS == 0 && KV_TILE == 128);
 static_assert(KV_TILE % PAGE_ROWS == 0 && BLOCK_SIZE % PAGE_ROWS == 0 && PAGE_ROWS % 8 == 0 && PAGES <= WARP_LANES);
 
 struct PrefillWgmmaParams {
-    // [num_blocks, KV heads, BLOCK_SIZE, HEAD_SIZE]  of the layer; boxes of PAGE_ROWS x BOX_COLUMNS, of 16 bits swizzled
+    // [num_blocks, KV heads, BLOCK_SIZE, HEAD_SIZE]  of the layer; boxes of PAGE_ROWS x BOX_COLUMNS, 16 bits swizzled
     TensorMap keys;
     TensorMap values;
     AttentionParams attention;
 };
 
-// The block's part of shared memory: Q, a ring of K, a ring of V, and for each stage of either two barriers; for fp8 a tile
-// of each as it comes, [KV_TILE][HEAD_SIZE], with a barrier.
+// The block's part of shared memory: Q, a ring of K, a ring of V, and for each stage of either two barriers; for fp8 a
+// tile of each as it comes, [KV_TILE][HEAD_SIZE], with a barrier.
 struct Shared {
     u8* queries;  // [PANELS][TILE_ROWS][64]
     u8* keys;     // [STAGES][PANELS][KV_TILE][64]
@@ -142,11 +142,10 @@ struct Ring {
     u64* is_staged;
 };
 
-// Begins the copy of the tile of KV from `begin` on, if there is one, to where fp8 lies; one warp.
-KVPLAN_INLINE void stage_tile(const Ring& ring, const PrefillTile& tile, int begin, int lane,
-                              const AttentionParams& params) {
-    if (begin >= tile.kv_end) return;
-    copy_tile(ring.staged, ring.map, tile, begin, block_of(ring.tables, tile, begin, lane, params), lane, ring.is_staged);
+// Begins the copy of the tile of KV from `begin` on, if there is one, to where fp8 lies; the first warp does.
+KVPLAN_INLINE void stage_tile(const Ring& ring, const PrefillTile& tile, int begin, int block, int thread) {
+    if (thread >= WARP_LANES || begin >= tile.kv_end) return;
+    copy_tile(ring.staged, ring.map, tile, begin, block, thread, ring.is_staged);
 }
 
 KVPLAN_INLINE uint2 widened(u32 four) { return {pair_from_float8(four, 0), pair_from_float8(four, 2)}; }
@@ -177,6 +176,8 @@ KVPLAN_INLINE void widen_tile(u8* target, const u8* staged, const PrefillTile& t
 KVPLAN_INLINE void bring_tile(const Ring& ring, Place place, const PrefillTile& tile, int begin, int thread,
                               const AttentionParams& params) {
     u8* target = ring.stages + place.stage * STAGE_BYTES;
+    const int copied = WIDENS ? begin + KV_TILE : begin;
+    const int block = block_of(ring.tables, tile, copied, thread, params);  // read before the waits, which are longer
     if constexpr (WIDENS) {
         wait_phase(ring.is_staged, u32(place.stage));  // of two stages: the parity of the tile
         wait_phase(ring.free + place.stage, place.parity ^ 1);
@@ -184,16 +185,16 @@ KVPLAN_INLINE void bring_tile(const Ring& ring, Place place, const PrefillTile& 
         fence_async_proxy();
         sync_some(PRODUCERS, GROUP_THREADS);
         if (thread == 0) arrive(ring.here + place.stage);
-        if (thread < WARP_LANES) stage_tile(ring, tile, begin + KV_TILE, thread, params);
+        stage_tile(ring, tile, copied, block, thread);
     } else {
-        const int block = block_of(ring.tables, tile, begin, thread, params);  // before the wait, which is the longer one
         wait_phase(ring.free + place.stage, place.parity ^ 1);
         copy_tile(target, ring.map, tile, begin, block, thread, ring.here + place.stage);
     }
 }
 
 // K of the next tile before V of this one, in the order in which the consumers take them.
-KVPLAN_INLINE void produce(const Shared& shared, const PrefillTile& tile, int thread, const PrefillWgmmaParams& params) {
+KVPLAN_INLINE void produce(const Shared& shared, const PrefillTile& tile, int thread,
+                           const PrefillWgmmaParams& params) {
     const AttentionParams& attention = params.attention;
     const Ring keys = {shared.keys, shared.keys_here, shared.keys_free, params.keys,
                        attention.block_tables, shared.staged_keys, shared.keys_staged};
@@ -201,9 +202,9 @@ KVPLAN_INLINE void produce(const Shared& shared, const PrefillTile& tile, int th
                          value_tables_of(attention), shared.staged_values, shared.values_staged};
     int begin = tile.kv_begin / KV_TILE * KV_TILE;
     Place place = {0, 0};
-    if (WIDENS && thread < WARP_LANES) {
-        stage_tile(keys, tile, begin, thread, attention);
-        stage_tile(values, tile, begin, thread, attention);
+    if constexpr (WIDENS) {
+        stage_tile(keys, tile, begin, block_of(keys.tables, tile, begin, thread, attention), thread);
+        stage_tile(values, tile, begin, block_of(values.tables, tile, begin, thread, attention), thread);
     }
     bring_tile(keys, place, tile, begin, thread, attention);
     for (; begin < tile.kv_end; begin += KV_TILE) {

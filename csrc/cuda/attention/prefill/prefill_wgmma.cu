@@ -221,7 +221,7 @@ KVPLAN_INLINE void free_stage(u64* barrier, const Consumer& own) {
     if (own.lane == 0) arrive(barrier);
 }
 
-// O of the group's rows, not yet divided by the sums of weights. Both groups begin as many products, the first one first.
+// O of the group's rows, not yet divided by the sums of weights. Both groups have as many turns, the first one first.
 KVPLAN_INLINE void consume(RowState& state, const Shared& shared, const PrefillTile& tile, const Consumer& own,
                            const AttentionParams& params) {
     const float factor = score_factor(params);
