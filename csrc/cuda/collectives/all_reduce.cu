@@ -83,8 +83,9 @@ KVPLAN_INLINE bool wait_for_signal(const u32* signal, u32 call, const u32* given
     return true;
 }
 
-// grid ceil(vectors / THREADS), at most MOST_BLOCKS; block THREADS. All ranks call with as many vectors.
-KVPLAN_KERNEL(all_reduce, AllReduceParams, THREADS) {
+// grid ceil(vectors / THREADS), at most MOST_BLOCKS; block THREADS. All ranks call with as many vectors. (Lone, so that the
+// compiler has registers for what all peers are asked for.)
+KVPLAN_LONE_KERNEL(all_reduce, AllReduceParams, THREADS) {
     __shared__ int is_given_up;
     const int thread = int(threadIdx.x), place = int(blockIdx.x) * THREADS + thread;
     const bool has_values = place < params.vectors;
@@ -102,13 +103,15 @@ KVPLAN_KERNEL(all_reduce, AllReduceParams, THREADS) {
     }
     __syncthreads();
     if (is_given_up != 0 || !has_values) return;  // a lost rank's memory is gone too
-    using Part = Elements<Scalar, COUNT>;
-    Part sum = Part::load(half_of(params, 0, call));
+    Pack<Scalar> packs[RANKS];  // all asked for before any is used: one way to the peers and back
     KVPLAN_UNROLL
-    for (int rank = 1; rank < RANKS; ++rank) {
-        const Part part = Part::load(half_of(params, rank, call));
+    for (int rank = 0; rank < RANKS; ++rank) packs[rank] = load_pack(half_of(params, rank, call));
+    Elements<Scalar, COUNT> sum{};
+    KVPLAN_UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+        sum.values[i] = to_float(packs[0].elements[i]);
         KVPLAN_UNROLL
-        for (int i = 0; i < COUNT; ++i) sum.values[i] += part.values[i];
+        for (int rank = 1; rank < RANKS; ++rank) sum.values[i] += to_float(packs[rank].elements[i]);
     }
-    Part::store(own, sum);
+    Elements<Scalar, COUNT>::store(own, sum);
 }

@@ -243,8 +243,8 @@ FAULTS = (
     Fault(
         "a sum over ranks leaves the second one out",
         "collectives/all_reduce.cu",
-        "for (int rank = 1; rank < RANKS; ++rank) {",
-        "for (int rank = 2; rank < RANKS; ++rank) {",
+        "for (int rank = 1; rank < RANKS; ++rank) sum",
+        "for (int rank = 2; rank < RANKS; ++rank) sum",
         ("all_reduce",),
         num_ranks=2,
     ),

@@ -5,21 +5,26 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from forked_ranks import exit_codes
+from planted_faults import LLAMA
 
-from kvplan_engine.description.division import Rank
+from kvplan_engine.checkpoints.loaders import read_config
+from kvplan_engine.description.division import Rank, part_of
 from kvplan_engine.device import custom_all_reduce
 from kvplan_engine.device.collectives import Collectives, open_store
 from kvplan_engine.device.custom_all_reduce import SIZES, _Check, open_custom_all_reduce
+from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts
 from kvplan_engine.kernels.cuda.all_reduce import MOST_BYTES, SHARED_BYTES, all_reduce_variant
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.runtime import Kernel, OpenedMemory
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
+from kvplan_engine.models.device_kernels import cuda_kernels
 
 NUM_RANKS = 2
 BF16 = torch.bfloat16
@@ -98,9 +103,16 @@ def test_all_ranks_choose_alike(broken: type[EmulatedRuntime], tmp_path: Path, m
 
 
 def test_a_gpu_on_which_the_kernel_is_wrong_leaves_the_sums_of_all_to_the_library(tmp_path: Path) -> None:
+    """By the verdict on it, which the GPU of another rank need not share."""
+    model = part_of(read_config(LLAMA), Rank(0, NUM_RANKS))
+
     def work(collectives: Collectives) -> bool:
-        is_right = collectives.rank.index == 0
-        return open_custom_all_reduce(EmulatedRuntime(), collectives, BF16, is_right=is_right) is None
+        passed = collectives.rank.index == 0
+        verdicts = Verdicts((Verdict("all_reduce", passed=passed, is_used=passed),))
+        runtime = EmulatedRuntime()
+        kernels = replace(cuda_kernels(runtime, BF16), shares_memory=runtime, verdicts=verdicts)
+        kernels.divided(model, collectives, BF16)
+        return collectives._custom is None
 
     assert of_ranks(tmp_path, work) == [0, 0]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from emulated_ranks import EmulatedRank
 from engine_answers import answer, random_prompts
-from fake_gpu import FakeGpu
+from fake_gpu import FakeGpu, FakeGraph
 from small_models import greedy, wide_gpt2
 
 from kvplan.catalog.models import resolve_model
@@ -63,20 +63,26 @@ def test_with_the_switch_all_sums_are_the_librarys(tmp_path: Path, monkeypatch: 
     assert num_sums(rank) > 0
 
 
-def test_a_lost_rank_ends_the_wait_for_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_captured", [False, True], ids=["eager", "a replay"])
+def test_a_lost_rank_ends_the_wait_for_its_signal(
+    is_captured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It stops in the middle of a step, and is ended while the first one waits in the kernel."""
     wide_gpt2(tmp_path)
-    rank, call, ends = EmulatedRank(monkeypatch), OneShotAllReduce.__call__, list[threading.Timer]()
+    rank, ends = EmulatedRank(monkeypatch), list[threading.Timer]()
+    place, name = (FakeGraph, "replay") if is_captured else (OneShotAllReduce, "__call__")
+    work = getattr(place, name)
 
-    def stop_the_other(self: OneShotAllReduce, x: torch.Tensor) -> None:
+    def stop_the_other(*arguments: Any) -> None:
         (process,) = rank.processes
         if not ends:
             process.send_signal(signal.SIGSTOP)
             ends.append(threading.Timer(0.5, process.kill))
             ends[0].start()
-        call(self, x)
+        work(*arguments)
 
-    with LLM(str(tmp_path), **SETTINGS, tensor_parallel_size=2, enforce_eager=True) as llm:
-        monkeypatch.setattr(OneShotAllReduce, "__call__", stop_the_other)
+    settings = SETTINGS | {"tensor_parallel_size": 2, "enforce_eager": not is_captured}
+    with LLM(str(tmp_path), **settings) as llm:
+        monkeypatch.setattr(place, name, stop_the_other)
         with pytest.raises(RankDied, match=r"^rank 1 of 2 was ended by SIGKILL\.$"):
             llm.generate([{"prompt_token_ids": [3, 4, 5]}], SamplingParams(max_tokens=1, ignore_eos=True))
