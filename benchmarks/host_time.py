@@ -1,6 +1,6 @@
 """What a decode step of the CUDA engine costs the host: launches by kind, and microseconds of its thread.
 
-    python benchmarks/host_time.py [--ranks 1 2] [--sequences 8] [--steps 200]
+    python benchmarks/host_time.py [--ranks 1 2] [--custom-all-reduce] [--sequences 8] [--steps 200]
 
 The engine runs as on GPUs, one for each rank, on devices that are not there (``tests/engine/cases``): kernels,
 collectives and replays of graphs return at once, torch's operations are those of a very narrow model with the layers of
@@ -18,6 +18,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,13 @@ from fake_gpu import FakeGraph, take_gpu
 from fake_ranks import FakeRanks
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
+from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.execution.ranks.following import FollowingRank
-from kvplan_engine.kernels.cuda.launching.runtime import Kernel
+from kvplan_engine.kernels.cuda.all_reduce import OneShotAllReduce
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, Kernel, OpenedMemory
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
+from kvplan_engine.models import device_kernels
+from kvplan_engine.models.device_kernels import DeviceKernels
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -101,9 +106,15 @@ class _IdleGroup:
 class IdleRanks(FakeRanks):
     """Ranks on an IdleGpu each. collectives: by device, by name."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_gpus: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_gpus: int, *, custom: bool) -> None:
         self.collectives: dict[int, Counter[str]] = {number: Counter() for number in range(num_gpus)}
+        self._custom = custom
         super().__init__(monkeypatch, num_gpus)
+        monkeypatch.setattr(device_kernels, "open_custom_all_reduce", _unchecked_all_reduce)
+
+    def _kernels(self, name: str, device: Any, dtype: torch.dtype) -> DeviceKernels:
+        kernels: DeviceKernels = super()._kernels(name, device, dtype)
+        return replace(kernels, shares_memory=self.gpus[self.device].runtime if self._custom else None)
 
     def _open(self, *_: Any) -> Any:
         self.gpus[self.device] = IdleGpu()  # type: ignore[assignment]
@@ -111,6 +122,11 @@ class IdleRanks(FakeRanks):
 
     def _nccl(self, *_: Any) -> Any:
         return _IdleGroup(self.gpus[self.device], self.collectives[self.device])  # type: ignore[arg-type]
+
+
+def _unchecked_all_reduce(runtime: CudaRuntime, collectives: Collectives, *_: object, **__: object) -> OneShotAllReduce:
+    """Over memory that no kernel looks at."""
+    return OneShotAllReduce(runtime, collectives.rank.index, [OpenedMemory(0)] * collectives.rank.count)
 
 
 def _timed(work: Callable[..., Any], micros: list[float], *arguments: Any) -> Any:
@@ -121,10 +137,10 @@ def _timed(work: Callable[..., Any], micros: list[float], *arguments: Any) -> An
     return result
 
 
-def measure(num_ranks: int, num_sequences: int, num_steps: int, *, eager: bool) -> list[str]:
+def measure(num_ranks: int, num_sequences: int, num_steps: int, *, eager: bool, custom: bool) -> list[str]:
     """One row: launches of a decode step, medians of microseconds in the first rank and in the second."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        ranks = None if num_ranks == 1 else IdleRanks(monkeypatch, num_ranks)
+        ranks = None if num_ranks == 1 else IdleRanks(monkeypatch, num_ranks, custom=custom)
         if ranks is None:
             take_gpu(monkeypatch, IdleGpu())
         settings: dict[str, Any] = {"max_num_seqs": num_sequences, "max_num_batched_tokens": 64, "dtype": "float32"}
@@ -154,6 +170,7 @@ def measure(num_ranks: int, num_sequences: int, num_steps: int, *, eager: bool) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--custom-all-reduce", action="store_true", help="sums by our kernel instead of NCCL's")
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
@@ -164,7 +181,7 @@ def main() -> None:
     print("| --- " * (len(columns) + 1) + "|")
     for num_ranks in options.ranks:
         for eager in (True, False):
-            row = measure(num_ranks, options.sequences, options.steps, eager=eager)
+            row = measure(num_ranks, options.sequences, options.steps, eager=eager, custom=options.custom_all_reduce)
             print(f"| {num_ranks}, {'eager' if eager else 'captured'} | " + " | ".join(row) + " |", flush=True)
 
 

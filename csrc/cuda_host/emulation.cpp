@@ -8,6 +8,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace kvplan_host {
@@ -148,6 +149,11 @@ void wait_for(const Meeting& meeting) {
 
 void let_others_run(int passes) {
     for (int i = 0; i < passes; ++i) wait_for(machine.pass);
+}
+
+void let_others_write() {
+    std::this_thread::yield();
+    let_others_run(1);
 }
 
 void open(Meeting& meeting) {

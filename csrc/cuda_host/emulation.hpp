@@ -38,6 +38,9 @@ unsigned char* dynamic_shared();
 
 void block_barrier();
 
+// Of a thread that waits for what another process writes: the others of its block, and other processes, go on first.
+void let_others_write();
+
 // All 32 lanes bring `bytes` bytes; the last one runs `complete` over all slots; each takes its own slot back.
 void warp_meet(void* data, size_t bytes, void (*complete)(Slots&));
 

@@ -185,6 +185,11 @@ class EngineConfig:
         "the ranks that share a layer divide a mixture's experts among them, whole ones each, instead of the inner "
         "elements of every expert",
     )
+    disable_custom_all_reduce: bool = _knob(
+        False,
+        "leave sums over GPUs to NCCL; otherwise small ones are a kernel of ours, in memory that the GPUs share, where "
+        "that passes a comparison and a timing at the start",
+    )
     attention_backend: str = _knob(
         "auto",
         "attention kernels: cpu, cuda, reference (plain torch), or auto; cuda_wgmma: cuda, and prompts by warp groups "

@@ -137,6 +137,13 @@ class OwnEngineOptions:
         str | None,
         typer.Option(help="Steps that a GPU replays as graphs: full, or full_decode_only without those with prompts."),
     ] = None
+    disable_custom_all_reduce: Annotated[
+        bool | None,
+        typer.Option(
+            "--disable-custom-all-reduce/--no-disable-custom-all-reduce",
+            help="Leave small sums over GPUs to NCCL. Default: no, where ours passes a comparison and a timing.",
+        ),
+    ] = None
     enable_pdl: Annotated[
         bool | None,
         typer.Option(

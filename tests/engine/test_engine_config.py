@@ -66,6 +66,7 @@ def test_what_a_loaded_engine_may_change() -> None:
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "enable_expert_parallel",
+        "disable_custom_all_reduce",
         "attention_backend",
         "linear_backend",
     }

@@ -77,6 +77,25 @@ def test_tokens_are_transformers_tokens(name: str, tmp_path: Path) -> None:
             assert (stats["num_steps_ahead"] > 0) == ("async_scheduling" not in settings)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("disabled", [False, True], ids=["custom all-reduce", "NCCL"])
+def test_tokens_over_two_gpus_are_transformers_tokens(disabled: bool, tmp_path: Path) -> None:
+    """The log says whether the ranks took their own sums; graphs and eager steps."""
+    model = random_model("llama", tmp_path)
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(1, 4096, length).tolist() for length in LENGTHS]
+    wanted = greedy(model, prompts, NUM_TOKENS)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 5, "max_model_len": 512, "gpu_memory_utilization": 0.2}
+    shared = {"tensor_parallel_size": 2, "disable_custom_all_reduce": disabled}
+    with LLM(str(tmp_path), device="cuda", dtype="float32", **sizes, **shared) as llm:
+        for enforce_eager in (False, True):
+            llm.engine.reconfigure(enforce_eager=enforce_eager)
+            outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+            assert [output.outputs[0].token_ids for output in outputs] == wanted
+            assert (llm.get_stats()["num_graph_replays"] > 0) == (not enforce_eager)
+
+
 def check_half_precision(name: str, tmp_path: Path, **settings: Any) -> None:
     """Prompts in chunks, then two decode steps. A rounding may turn a close call."""
     model = random_model(name, tmp_path)

@@ -13,6 +13,7 @@ import torch.distributed
 
 from kvplan_engine.description.division import Rank
 from kvplan_engine.device.allocation import is_out_of_memory
+from kvplan_engine.kernels.cuda.all_reduce import OneShotAllReduce
 
 _LOOPBACK = "127.0.0.1"
 _TAG = 0
@@ -34,11 +35,14 @@ class Collectives:
         self._group: Any = make(own, rank.index, rank.count) if rank.count > 1 else None
         num_ranks = rank.count * rank.num_stages
         self._all: Any = self._group
+        self._custom: OneShotAllReduce | None = None
         if rank.num_stages > 1:
             self._all = make(torch.distributed.PrefixStore("all", store), rank.number, num_ranks)
 
     def abort(self) -> None:
         """End all collectives under way on a GPU, from any thread. No others can follow."""
+        if self._custom is not None:
+            self._custom.give_up()
         for group in {id(each): each for each in (self._group, self._all) if each is not None}.values():
             group.abort()
 
@@ -46,7 +50,21 @@ class Collectives:
 
     def sum_inplace(self, x: torch.Tensor) -> None:
         """``x``, which is contiguous, becomes the sum of all ranks' on each of them, to the same bits."""
-        self._group.allreduce([x]).wait()
+        if self._custom is not None and self._custom.takes(x):
+            self._custom(x)
+        else:
+            self._group.allreduce([x]).wait()
+
+    def use_custom(self, all_reduce: OneShotAllReduce | None) -> None:
+        """Let it make the sums that it takes from now on; None: let NCCL make all."""
+        self._custom = all_reduce
+
+    def all_of(self, own: bytes, device: torch.device) -> list[bytes]:
+        """The bytes of all ranks, as many of each, by way of tensors on ``device``."""
+        sent = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device)
+        found = [torch.empty_like(sent) for _ in range(self.rank.count)]
+        self._group.allgather([found], [sent]).wait()
+        return [bytes(each.tolist()) for each in found]
 
     def gather(self, own: torch.Tensor, shards: torch.Tensor) -> None:
         """``shards`` [ranks, *own.shape] on the stage's first rank: every rank's ``own``. Both are contiguous."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +121,14 @@ def examine(config: EngineConfig, device: str, *, checks_anew: bool = False) -> 
     if device == EMULATED:
         runtime = EmulatedRuntime()
         dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-        verdicts = check_kernels(runtime, _use(config, dtype), Store(None))
+        verdicts = check_kernels(runtime, replace(_use(config, dtype), num_ranks=2), Store(None))
         report["device"] = EMULATED
     elif device == "cuda" or (device == "auto" and absence is None):
         report["device"] = "cuda"
         report["gpu"], gpu = gpu_facts()
         dtype = _dtype_on("cuda", config)
-        verdicts = check_kernels(gpu, _use(config, dtype), anew=checks_anew)
+        use = replace(_use(config, dtype), num_ranks=torch.cuda.device_count())
+        verdicts = check_kernels(gpu, use, anew=checks_anew)
     else:
         report["device"] = "cpu"
         if absence is not None:

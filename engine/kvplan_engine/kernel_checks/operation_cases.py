@@ -12,8 +12,10 @@ import torch
 from kvplan_engine.kernel_checks.case import TOLERANCE, Case, Comparison
 from kvplan_engine.kernels import lora, torch_ops
 from kvplan_engine.kernels.arguments import InputRows
+from kvplan_engine.kernels.cuda.all_reduce import MOST_RANKS, SHARED_BYTES, OneShotAllReduce, halves_of, signals_of
+from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES
 from kvplan_engine.kernels.cuda.launching import families
-from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
+from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, OpenedMemory
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.products.lora import CudaLora
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
@@ -218,3 +220,42 @@ def _lora_cases_compare(scalar: torch.dtype, inputs: int, rank: int, runtime: Cu
     wanted = before.float()
     correct_in_torch(x.float(), wanted, LoraWeights(down.float(), up.float(), _SEGMENTS), LoraRows(numbers, slots))
     return Comparison([found], [wanted], TOLERANCE[scalar])
+
+
+# Sums over ranks, as far as one device shows them: the peers' values are there, and they have said so, before the call.
+
+
+_SUMMED_VALUES = 5000
+_SUMMED_CALLS = 3
+"""Both halves, and the first one again."""
+
+
+def all_reduce_cases(scalar: torch.dtype, num_ranks: int) -> Iterator[Case]:
+    """One for so many ranks; none for one, or for more than the kernel takes."""
+    if 1 < num_ranks <= MOST_RANKS:
+        yield Case((families.ALL_REDUCE,), partial(_compare_sums, scalar, num_ranks))
+
+
+def _compare_sums(scalar: torch.dtype, num_ranks: int, runtime: CudaRuntime) -> Comparison:
+    """The last rank's sums, and what it leaves in its peers' signals."""
+    device, own = runtime.device, num_ranks - 1
+    shared = torch.zeros(num_ranks, SHARED_BYTES, dtype=torch.uint8, device=device)
+    memory = [OpenedMemory(each.data_ptr()) for each in shared]
+    all_reduce = OneShotAllReduce(runtime, own, memory)
+    all_reduce.give_up()  # at once, should it look for signals elsewhere
+    found, wanted = [], []
+    for call in range(1, _SUMMED_CALLS + 1):
+        values = _some(call, num_ranks, _SUMMED_VALUES // VECTOR_BYTES * VECTOR_BYTES).to(scalar)
+        num_bytes = values[0].nbytes
+        for peer in range(own):
+            halves = halves_of(shared[peer], call)
+            num_blocks = -(-num_bytes // halves.shape[1])
+            filled = torch.zeros(num_blocks * halves.shape[1], dtype=torch.uint8)
+            filled[:num_bytes] = values[peer].view(torch.uint8)
+            halves[:num_blocks] = filled.view(num_blocks, -1).to(device)
+            signals_of(shared[own])[:num_blocks, peer] = call
+        x = values[own].clone().to(device)
+        all_reduce(x)
+        found += [x, signals_of(shared[0])[:num_blocks, own].clone()]
+        wanted += [values.float().sum(dim=0), torch.full((num_blocks,), call)]
+    return Comparison(found, wanted, TOLERANCE[scalar])

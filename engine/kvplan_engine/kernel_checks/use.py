@@ -15,7 +15,12 @@ from kvplan_engine.description.norms import NormKind
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.kernel_checks.attention_cases import Heads, Storage, attention_cases
 from kvplan_engine.kernel_checks.case import Case
-from kvplan_engine.kernel_checks.operation_cases import Operations, lora_cases, operation_cases
+from kvplan_engine.kernel_checks.operation_cases import (
+    Operations,
+    all_reduce_cases,
+    lora_cases,
+    operation_cases,
+)
 from kvplan_engine.kernel_checks.product_cases import (
     MatrixCase,
     early_cases,
@@ -76,6 +81,7 @@ FAMILIES: dict[str, KernelFamily] = {
     families.STATES: KernelFamily("layers with a state", "torch"),
     families.DRAWS: KernelFamily("drawing tokens", "torch"),
     families.LORA: KernelFamily("what adapters add", "torch"),
+    families.ALL_REDUCE: KernelFamily("small sums over ranks", "NCCL"),
     **{name: KernelFamily(what, "attention_backend='reference'") for name, what in CPU_FAMILIES.items()},
     **{name: KernelFamily(f"operation {name}", "torch") for name in families.OPERATIONS},
 }
@@ -97,7 +103,7 @@ _FUSED = {("silu", True): "silu_and_mul", ("gelu_tanh", False): "gelu_new_inplac
 @dataclass(frozen=True, slots=True)
 class KernelUse:
     """asked: of the families that are chosen by time, those that the settings name; they need not win. possible: those
-    that may run at all. lora_rank: of adapters, None where there are none.
+    that may run at all. lora_rank: of adapters, None where there are none. num_ranks: that share every layer.
     """
 
     storage: Storage
@@ -111,6 +117,7 @@ class KernelUse:
     asked: frozenset[str] = frozenset()
     possible: frozenset[str] = frozenset()
     lora_rank: int | None = None
+    num_ranks: int = 1
 
     def cases(self, properties: DeviceProperties) -> list[Case]:
         """Everything to check on a device, the plainest first; a kernel that may hang takes nothing with it."""
@@ -133,6 +140,7 @@ class KernelUse:
         yield from mixture_cases(scalar, self.mixtures, properties)
         yield from state_cases(scalar, self.states)
         yield from lora_cases(scalar, self.hidden, self.lora_rank)
+        yield from all_reduce_cases(scalar, self.num_ranks)
 
     def _fast(self, properties: DeviceProperties) -> Iterator[Case]:
         for heads in self.heads:
@@ -163,6 +171,7 @@ def use_of(
         asked,
         possible,
         config.max_lora_rank if config.enable_lora else None,
+        1 if config.disable_custom_all_reduce else config.tensor_parallel_size,
     )
 
 

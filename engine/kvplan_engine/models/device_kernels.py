@@ -23,6 +23,7 @@ from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.device.collectives import Collectives
+from kvplan_engine.device.custom_all_reduce import open_custom_all_reduce
 from kvplan_engine.errors import EngineError, SettingsError
 from kvplan_engine.kernel_checks.operation_cases import correct_in_torch
 from kvplan_engine.kernel_checks.run import check_kernels, refuse_or_report
@@ -78,8 +79,9 @@ class DeviceKernels(PartKernels):
     ``EngineConfig.enable_pdl`` on or off. draws: chooses the tokens of a step; None where the sampler does. few_rows:
     stands before the last of ``projections`` where ``EngineConfig.linear_backend`` asks for it, or by itself where
     ``verdicts`` say so. check: the same kernels, checked on the device; None where that is not done. verdicts: what it
-    found. is_capturable: none of the operations waits for the device. name: of these kernels in what is recorded, such
-    as cpu-avx512, cuda, or reference for plain torch.
+    found. is_capturable: none of the operations waits for the device. shares_memory: with other ranks, for small
+    sums; None where none can be made. name: of these kernels in what is recorded, such as cpu-avx512, cuda, or
+    reference for plain torch.
     """
 
     make_layer_run: MakeLayerRun = _layer_by_layer
@@ -93,6 +95,7 @@ class DeviceKernels(PartKernels):
     check: Callable[[KernelUse], DeviceKernels] | None = None
     verdicts: Verdicts = NO_VERDICTS
     is_capturable: bool = True
+    shares_memory: CudaRuntime | None = None
     name: str = REFERENCE
 
     def checked(
@@ -125,8 +128,16 @@ class DeviceKernels(PartKernels):
             return self
         return replace(self, projections=(*self.projections[:-1], self.few_rows, self.projections[-1]))
 
-    def divided(self, model: ModelDescription, collectives: Collectives) -> DeviceKernels:
-        """The same kernels for a rank's part of a model, ``model``: products over a rank's inputs become sums."""
+    def divided(
+        self, model: ModelDescription, collectives: Collectives, dtype: torch.dtype, *, custom_all_reduce: bool = True
+    ) -> DeviceKernels:
+        """The same kernels for a rank's part of a model, ``model``: products over a rank's inputs become sums.
+
+        All ranks call it. custom_all_reduce: of small sums, where the ranks find that it is right and faster.
+        """
+        if custom_all_reduce and self.shares_memory is not None:
+            is_right = families.ALL_REDUCE not in self.verdicts.avoided
+            collectives.use_custom(open_custom_all_reduce(self.shares_memory, collectives, dtype, is_right=is_right))
         summed = frozenset(
             each.name.removesuffix(".weight")
             for each in model_parameters(model)
@@ -288,6 +299,7 @@ def checked_kernels(
         overlap_launches=partial(_overlap_checked, runtime, verdicts),
         verdicts=verdicts,
         is_capturable=not avoided & {families.WRITE_KV, families.STATES, families.LORA},
+        shares_memory=runtime,
     )
 
 

@@ -66,7 +66,9 @@ class LoadedModel:
         formats = tuple(dict.fromkeys(each for one in held.plain.parameters.values() for each in one.formats))
         kernels = kernels.checked(self.config, config, self.dtype, formats).with_linears(config.linear_backend)
         if collectives is not None and rank.count > 1:
-            kernels = kernels.divided(self.config, collectives)
+            kernels = kernels.divided(
+                self.config, collectives, self._scalar, custom_all_reduce=not config.disable_custom_all_reduce
+            )
         if config.rounds_activations:
             held = replace(held, rounds_inputs=True)
             kernels.check_rounding()

@@ -99,7 +99,7 @@ class _Captured:
         """The other streams of the capture wait for it."""
 
 
-class _Group:
+class Group:
     """A process group of gloo that notes in ``calls`` what it is asked for.
 
     While ``gpu`` captures a graph, the collective is done when the graph is replayed.
@@ -226,9 +226,9 @@ class FakeRanks:
     def _kernels(self, _name: str, _device: Any, dtype: torch.dtype) -> Any:
         return cuda_kernels(self.gpus[self.device].runtime, dtype)
 
-    def _nccl(self, store: torch.distributed.Store, number: int, count: int) -> _Group:
+    def _nccl(self, store: torch.distributed.Store, number: int, count: int) -> Group:
         calls = self.calls[self.device, count]
-        return _Group(self._gloo(store, number, count), calls, self.gpus[self.device])
+        return Group(self._gloo(store, number, count), calls, self.gpus[self.device])
 
     def _start(self) -> tuple[Connection, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair()

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
+from kvplan_engine.kernels.cuda.all_reduce import all_reduce_variant
 from kvplan_engine.kernels.cuda.attention import (
     HEAD_SIZES,
     AttentionShape,
@@ -90,11 +91,11 @@ def every_kernel(capability: tuple[int, int]) -> list[KernelVariant]:
 
 
 def kernels_of_some_models(capability: tuple[int, int]) -> list[KernelVariant]:
-    """Latent attention, mixtures of experts, layers with a state, quantised weights, adapters."""
+    """Latent attention, mixtures of experts, layers with a state, quantised weights, adapters, sums over ranks."""
     properties = properties_of(capability)
     scalar = BF16 if properties.has_tensor_kernels else F16
     of_layers = latent_kernels(properties) + mixture_kernels(properties) + state_kernels(scalar)
-    of_products = quantised_kernels(scalar, properties) + adapter_kernels(scalar)
+    of_products = quantised_kernels(scalar, properties) + adapter_kernels(scalar) + [all_reduce_variant(scalar, 8)]
     return of_layers + of_products + (skinny_kernels(properties) if properties.has_tensor_kernels else [])
 
 

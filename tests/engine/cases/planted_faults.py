@@ -68,6 +68,7 @@ class Fault:
     cache: str = "auto"
     formats: tuple[WeightFormat, ...] = ()
     has_adapters: bool = False
+    num_ranks: int = 1
 
     def __str__(self) -> str:
         return self.name
@@ -78,7 +79,8 @@ class Fault:
         settings = EngineConfig(
             model=config, load_format="dummy", kv_cache_dtype=self.cache, enable_lora=self.has_adapters
         )
-        return use_of(read_config(config), settings, "bfloat16", self.formats)
+        use = use_of(read_config(config), settings, "bfloat16", self.formats)
+        return replace(use, num_ranks=self.num_ranks)
 
 
 _FACTOR = "update_softmax(state, scores, score_factor(params));"
@@ -252,6 +254,14 @@ FAULTS = (
         "past[TAPS - 2] = inputs[0];",
         ("states",),
         config=MAMBA2,
+    ),
+    Fault(
+        "a sum over ranks leaves the second one out",
+        "collectives/all_reduce.cu",
+        "for (int rank = 1; rank < RANKS; ++rank) sum",
+        "for (int rank = 2; rank < RANKS; ++rank) sum",
+        ("all_reduce",),
+        num_ranks=2,
     ),
 )
 

@@ -23,7 +23,9 @@ from kvplan_engine.models.device_kernels import DeviceKernels, checked_kernels, 
 OF_A_LLAMA = [
     fault
     for fault in FAULTS
-    if fault.config is None and fault.cache == "auto" and not (fault.formats or fault.has_adapters)
+    if fault.config is None
+    and fault.cache == "auto"
+    and not (fault.formats or fault.has_adapters or fault.num_ranks > 1)
 ]
 TOGETHER = list({fault.source: fault for fault in reversed(OF_A_LLAMA)}.values())
 LIMITS = {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 32, "block_size": 16, "seed": 3}

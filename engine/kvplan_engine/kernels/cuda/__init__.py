@@ -5,6 +5,7 @@ params      the kernels' argument structures
 attention   how the attention kernels are compiled and launched
 products/   products with weights in few bits, of few rows, and what adapters add
 mixtures    a mixture of experts
+all_reduce  sums over ranks in memory that they share
 states      layers with a state
 ops         the operations of ``kernels.interface``; inputs: those that bring a step's inputs
 sampling    a token for each sequence, as it asks for

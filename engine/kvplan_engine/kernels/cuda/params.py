@@ -73,6 +73,11 @@ class ArgmaxParams(ctypes.Structure):
     """Of argmax_rows."""
 
 
+@declared_in("cuda/collectives/all_reduce.cu")
+class AllReduceParams(ctypes.Structure):
+    """Of all_reduce."""
+
+
 @declared_in("cuda/mixtures/mixture.cuh")
 class ProductParams(ctypes.Structure):
     """Of expert_product."""

@@ -27,7 +27,7 @@ from kvplan_engine.kernels.cuda.launching.driver import (
     make_runtime,
 )
 from kvplan_engine.kernels.cuda.launching.nvrtc import CompiledKernel, Nvrtc, cached_image, image_key
-from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties, boxed_pages
+from kvplan_engine.kernels.cuda.launching.runtime import HANDLE_BYTES, DeviceProperties, boxed_pages
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
 from kvplan_engine.kernels.cuda.params import AttentionParams, CopyParams, PrefillWgmmaParams, TensorMap
 
@@ -68,7 +68,7 @@ class Noted:
 class FakeLibrary:
     """libcuda: loads anything, launches anything, notes all."""
 
-    def __init__(self, launch_status: int = 0, map_status: int = 0) -> None:
+    def __init__(self, launch_status: int = 0, map_status: int = 0, share_status: int = 0) -> None:
         self.notes: list = []
         self.params: list[bytes] = []
         self.configs: list[tuple] = []
@@ -81,6 +81,16 @@ class FakeLibrary:
         self.cuTensorMapEncodeTiled = Noted(self.notes, "map", map_status, self._fill_map)
         self.cuDriverGetVersion = Noted(self.notes, "version", 0, lambda value: self._set(value, 13010))
         self.cuDeviceGet = Noted(self.notes, "device")
+        self.cuDeviceCanAccessPeer = Noted(self.notes, "peer", 0, lambda value, own, other: self._set(value, 1))
+        self.cuMemAlloc_v2 = Noted(self.notes, "allocate", 0, lambda value, size: self._set(value, 1 << 33))
+        self.cuMemFree_v2 = Noted(self.notes, "free")
+        self.cuMemsetD8_v2 = Noted(self.notes, "clear")
+        self.cuCtxSynchronize = Noted(self.notes, "synchronise")
+        self.cuIpcGetMemHandle = Noted(self.notes, "handle", share_status, self._fill_handle)
+        self.cuIpcOpenMemHandle_v2 = Noted(
+            self.notes, "open", 0, lambda value, handle, flags: self._set(value, 1 << 34)
+        )
+        self.cuIpcCloseMemHandle = Noted(self.notes, "close")
         self.cuDeviceGetAttribute = Noted(
             self.notes, "device attribute", 0, lambda value, attribute, _: self._set(value, attribute)
         )
@@ -92,6 +102,10 @@ class FakeLibrary:
     def _fill_map(self, target, *_) -> None:
         """128 bytes of the number of this map."""
         ctypes.memset(target, len(self.named("map")) + 1, ctypes.sizeof(TensorMap))
+
+    @staticmethod
+    def _fill_handle(handle, _) -> None:
+        handle._obj.reserved[:] = range(HANDLE_BYTES)
 
     def _copy_config(self, *arguments) -> None:
         config = arguments[0]._obj
@@ -411,3 +425,28 @@ def test_nvrtc_of_torchs_cuda_is_tried_first(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(cuda_nvrtc, "_PLAIN_NAMES", ("libnvrtc.so.of-nobody",))
     with pytest.raises(CudaKernelError, match="no libnvrtc found"):
         cuda_nvrtc.load_nvrtc(12)
+
+
+def test_memory_is_shared_by_handles_and_given_back() -> None:
+    library = FakeLibrary()
+    driver = Driver(library)
+    assert driver.reaches(0, 1)
+    shared = driver.share(4096)
+    assert (shared.address, shared.handle) == (1 << 33, bytes(range(HANDLE_BYTES)))
+    ((cleared, value, size),) = library.named("clear")
+    assert (cleared.value, value.value, size.value) == (1 << 33, 0, 4096)
+    order = [name for name, _ in library.notes]
+    assert order.index("clear") < order.index("synchronise"), "a peer's first signal must not be cleared"
+    opened = driver.open_shared(shared.handle)
+    ((_, given, flags),) = library.named("open")
+    assert (opened.address, bytes(given.reserved), flags.value) == (1 << 34, shared.handle, 1)
+    assert not library.named("free") + library.named("close")
+    del opened, shared
+    assert [arguments[0].value for arguments in library.named("close") + library.named("free")] == [1 << 34, 1 << 33]
+
+
+def test_where_processes_cannot_share_memory_none_is_kept() -> None:
+    library = FakeLibrary(share_status=801)  # CUDA_ERROR_NOT_SUPPORTED, as under WSL
+    with pytest.raises(CudaKernelError, match="sharing memory failed"):
+        Driver(library).share(4096)
+    assert len(library.named("free")) == 1

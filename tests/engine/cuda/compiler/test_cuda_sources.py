@@ -40,6 +40,7 @@ STRUCTURE_OF_SOURCE = {
     "attention/latent_mma.cu": cuda_params.AttentionParams,
     "attention/cache/write_kv.cu": cuda_params.WriteParams,
     "attention/cache/copy_blocks.cu": cuda_params.CopyParams,
+    "collectives/all_reduce.cu": cuda_params.AllReduceParams,
     "layers/copy_inputs.cu": cuda_params.InputParams,
     "layers/norm.cu": cuda_params.NormParams,
     "layers/activation.cu": cuda_params.ActivationParams,

@@ -7,6 +7,7 @@ machine with an NVIDIA driver has.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,15 @@ import torch
 
 from kvplan_engine.errors import CudaOutOfMemory
 from kvplan_engine.kernels.cuda.launching.nvrtc import Nvrtc, cached_image, load_nvrtc
-from kvplan_engine.kernels.cuda.launching.runtime import BoxedTensor, DeviceProperties, Kernel, encode_tensor_map
+from kvplan_engine.kernels.cuda.launching.runtime import (
+    HANDLE_BYTES,
+    BoxedTensor,
+    DeviceProperties,
+    Kernel,
+    OpenedMemory,
+    SharedMemory,
+    encode_tensor_map,
+)
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
 from kvplan_engine.kernels.cuda.params import TensorMap
 
@@ -55,6 +64,14 @@ def early_launch(grid: tuple[int, int], threads: int, shared_bytes: int, stream:
     """A launch that may begin as soon as the kernel before it in ``stream`` lets it, instead of when that has ended."""
     return LaunchConfig((*grid, 1), (threads, 1, 1), shared_bytes, stream, ctypes.pointer(_EARLY), 1)
 
+
+class IpcHandle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
+
+
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 OLDEST_CAPABILITY = (7, 0)
 _SUCCESS = 0
@@ -159,6 +176,40 @@ class Driver:
         self._check(status, f"mapping {tensor.sizes} elements in boxes of {tensor.box}")
         return made
 
+    def reaches(self, own: int, other: int) -> bool:
+        """Whether device ``own`` can read and write the memory of device ``other``."""
+        found, handles = ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
+        for handle, index in zip(handles, (own, other), strict=True):
+            self._check(self._library.cuDeviceGet(ctypes.byref(handle), index), f"finding device {index}")
+        status = self._library.cuDeviceCanAccessPeer(ctypes.byref(found), *handles)
+        self._check(status, f"asking whether device {own} reaches device {other}")
+        return bool(found.value)
+
+    def share(self, num_bytes: int) -> SharedMemory:
+        """Allocate zeros that another process can open."""
+        library, address, handle = self._library, ctypes.c_uint64(), IpcHandle()
+        size = ctypes.c_size_t(num_bytes)
+        self._check(library.cuMemAlloc_v2(ctypes.byref(address), size), f"allocating {num_bytes} bytes to share")
+        try:
+            self._check(library.cuIpcGetMemHandle(ctypes.byref(handle), address), "sharing memory")
+            self._check(library.cuMemsetD8_v2(address, ctypes.c_ubyte(0), size), "clearing shared memory")
+            self._check(library.cuCtxSynchronize(), "clearing shared memory")
+        except CudaKernelError:
+            library.cuMemFree_v2(address)
+            raise
+        shared = SharedMemory(address.value, bytes(handle.reserved))
+        weakref.finalize(shared, library.cuMemFree_v2, address).atexit = False  # the process gives all back
+        return shared
+
+    def open_shared(self, handle: bytes) -> OpenedMemory:
+        """Map what another process shares."""
+        address, given = ctypes.c_uint64(), IpcHandle((ctypes.c_ubyte * HANDLE_BYTES)(*handle))
+        status = self._library.cuIpcOpenMemHandle_v2(ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+        self._check(status, "opening another process' memory")
+        opened = OpenedMemory(address.value)
+        weakref.finalize(opened, self._library.cuIpcCloseMemHandle, address).atexit = False
+        return opened
+
     def _check(self, status: int, what: str) -> None:
         if status == _SUCCESS:
             return
@@ -227,6 +278,18 @@ class DriverRuntime:
     def tensor_map(self, tensor: BoxedTensor) -> TensorMap:
         """See CudaRuntime.tensor_map."""
         return self._driver.tensor_map(tensor)
+
+    def reaches(self, device: int) -> bool:
+        """See CudaRuntime.reaches."""
+        return self._driver.reaches(self.device.index, device)
+
+    def share(self, num_bytes: int) -> SharedMemory:
+        """See CudaRuntime.share."""
+        return self._driver.share(num_bytes)
+
+    def open_shared(self, handle: bytes) -> OpenedMemory:
+        """See CudaRuntime.open_shared."""
+        return self._driver.open_shared(handle)
 
 
 def load_driver() -> Driver:

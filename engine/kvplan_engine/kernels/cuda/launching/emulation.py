@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
 import os
 import subprocess
 import tempfile
+import weakref
 from pathlib import Path
 
 import torch
 
 from kvplan_engine.kernels.build import find_compiler
-from kvplan_engine.kernels.cuda.launching.runtime import BOX_RANK, BoxedTensor, DeviceProperties, Kernel
+from kvplan_engine.kernels.cuda.launching.runtime import (
+    BOX_RANK,
+    HANDLE_BYTES,
+    BoxedTensor,
+    DeviceProperties,
+    Kernel,
+    OpenedMemory,
+    SharedMemory,
+)
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, source_digest
 from kvplan_engine.kernels.cuda.params import TensorMap
 from kvplan_engine.paths import kernel_cache_dir, source_dir
@@ -113,6 +123,36 @@ class EmulatedRuntime:
             tensor.address, (innermost, *tensor.strides), tensor.sizes, tensor.box, tensor.is_swizzled
         )
         return TensorMap.from_buffer_copy(bytes(fields).ljust(ctypes.sizeof(TensorMap), b"\0"))
+
+    def reaches(self, device: int) -> bool:
+        """See CudaRuntime.reaches."""
+        return True
+
+    def share(self, num_bytes: int) -> SharedMemory:
+        """See CudaRuntime.share: a file without a name, which other processes of this machine's user can open."""
+        file = os.memfd_create("kvplan-shared")
+        os.ftruncate(file, num_bytes)
+        mapped = mmap.mmap(file, num_bytes)
+        shared = SharedMemory(_address_of(mapped), f"/proc/{os.getpid()}/fd/{file}".encode().ljust(HANDLE_BYTES, b"\0"))
+        weakref.finalize(shared, _unmap, mapped, file)
+        return shared
+
+    def open_shared(self, handle: bytes) -> OpenedMemory:
+        """See CudaRuntime.open_shared."""
+        file = os.open(handle.rstrip(b"\0"), os.O_RDWR)
+        mapped = mmap.mmap(file, 0)
+        opened = OpenedMemory(_address_of(mapped))
+        weakref.finalize(opened, _unmap, mapped, file)
+        return opened
+
+
+def _address_of(mapped: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def _unmap(mapped: mmap.mmap, file: int) -> None:
+    mapped.close()
+    os.close(file)
 
 
 def compile_host_library(variant: KernelVariant) -> Path:

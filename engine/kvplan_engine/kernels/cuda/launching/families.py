@@ -15,6 +15,7 @@ SKINNY, QUANTISED_MMA, QUANTISED_SIMPLE = "skinny_mma", "quantised_mma", "quanti
 QUANTISED_WIDEN = "quantised_widen"
 MIXTURE_MMA, MIXTURE_SIMPLE = "mixture_mma", "mixture_simple"
 STATES, DRAWS, LORA = "states", "draws", "lora"
+ALL_REDUCE = "all_reduce"
 OPERATIONS = (
     "rms_norm",
     "add_rms_norm",

@@ -106,6 +106,28 @@ class DeviceProperties:
         return self.capability >= (9, 0)
 
 
+HANDLE_BYTES = 64
+"""Of CUipcMemHandle."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedMemory:
+    """Memory of a device that other processes can open, until this object is gone. address: as this process sees it.
+
+    handle [HANDLE_BYTES]: what they open it by.
+    """
+
+    address: int
+    handle: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedMemory:
+    """Memory that another process shares, mapped at ``address`` until this object is gone."""
+
+    address: int
+
+
 class Kernel(Protocol):
     """One loaded kernel."""
 
@@ -130,4 +152,16 @@ class CudaRuntime(Protocol):
 
     def tensor_map(self, tensor: BoxedTensor) -> TensorMap:
         """What kernels copy boxes of ``tensor`` by (compute capability 9.0). CudaKernelError when it cannot be made."""
+        ...
+
+    def reaches(self, device: int) -> bool:
+        """Whether kernels here can read and write the memory of another device, by the number that CUDA has for it."""
+        ...
+
+    def share(self, num_bytes: int) -> SharedMemory:
+        """Zeros on this device. CudaKernelError where processes cannot share memory."""
+        ...
+
+    def open_shared(self, handle: bytes) -> OpenedMemory:
+        """The memory of another process' ``SharedMemory``. CudaKernelError where it cannot be had."""
         ...
