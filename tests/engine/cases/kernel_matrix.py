@@ -31,8 +31,9 @@ from kvplan_engine.kernels.cuda.mixtures import (
     sort_variant,
     sum_variant,
 )
+from kvplan_engine.kernels.cuda.products.float8 import BLOCK, float8_launch, quantise_variant
 from kvplan_engine.kernels.cuda.products.lora import expand_variant, shrink_variant
-from kvplan_engine.kernels.cuda.products.quantised import WeightShape, quantise_variant, quantised_launch, widen_variant
+from kvplan_engine.kernels.cuda.products.quantised import WeightShape, quantised_launch, widen_variant
 from kvplan_engine.kernels.cuda.products.skinny import SkinnyShape, skinny_launch
 from kvplan_engine.kernels.cuda.sampling import sample_variant
 from kvplan_engine.kernels.cuda.states import (
@@ -159,6 +160,9 @@ def quantised_kernels(scalar: torch.dtype, properties: DeviceProperties) -> list
     awq, float8 = (replace(shape, scalar=scalar) for shape in (AWQ, FLOAT8))
     products = [quantised_launch(awq, rows, properties).variant for rows in (1, 16)]
     products.append(quantised_launch(float8, 1, properties).variant)
+    if properties.capability >= (8, 9):
+        tiles = [float8_launch(scalar, rows, 7168, properties).variant for rows in (32, 64, 8192)]
+        products += [*tiles, quantise_variant(scalar, BLOCK)]
     return [*products, widen_variant(awq), widen_variant(float8), quantise_variant(scalar)]
 
 

@@ -50,6 +50,7 @@ MAMBA2: dict[str, Any] = {
     "conv_kernel": 4,
 }
 INT4 = WeightFormat(4, 128, 4, has_minimums=True)
+FP8_BLOCKS = WeightFormat(8, 128, 4)
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ FAULTS = (
     Fault(
         "an fp8 value loses its sign",
         "attention/decode/decode_mma.cu",
-        "return Pair<Product>::from_float8(four, first);",
-        "return Pair<Product>::from_float8(four & 0x7FFFFFFFu, first);",
+        "Pair<Product>::from_float8(raw[i / 2],",
+        "Pair<Product>::from_float8(raw[i / 2] & 0x7FFFFFFFu,",
         ("decode_mma_fp8",),
         cache="fp8",
     ),
@@ -206,6 +207,14 @@ FAULTS = (
         "scale_at(params.scales, group / 2 * 2);",
         ("quantised_widen",),
         formats=(INT4,),
+    ),
+    Fault(
+        "a group of fp8's sums has its neighbour's scale",
+        "products/float8_mma.cu",
+        "groups + step] * of_weight;",
+        "groups + step / 2 * 2] * of_weight;",
+        ("float8_mma", "float8_short"),
+        formats=(FP8_BLOCKS,),
     ),
     Fault(
         "a tile of experts takes the first stage again",

@@ -13,6 +13,7 @@ PREFILL_WGMMA, LATENT_MMA, SHARED_PREFIX = "prefill_wgmma", "latent_mma", "share
 WRITE_KV, DEPENDENT_LAUNCH = "write_kv", "dependent_launch"
 SKINNY, QUANTISED_MMA, QUANTISED_SIMPLE = "skinny_mma", "quantised_mma", "quantised_simple"
 QUANTISED_WIDEN = "quantised_widen"
+FLOAT8_MMA, FLOAT8_SHORT = "float8_mma", "float8_short"
 MIXTURE_MMA, MIXTURE_SIMPLE = "mixture_mma", "mixture_simple"
 STATES, DRAWS, LORA = "states", "draws", "lora"
 OPERATIONS = (
