@@ -116,7 +116,7 @@ def floor_of(work: Work, gpu: GpuProfile, counts: Counter[str] | None) -> Floor:
 
 def every_work(properties: DeviceProperties) -> list[Work]:
     """Attention, products, operations; the last ones of each are not measured yet."""
-    return [*_decode(properties), *_prefill(properties), *_products(properties), *_mixtures(), *_operations()]
+    return [*_decode(properties), *_prefill(properties), *_products(properties), *_mixtures(properties), *_operations()]
 
 
 def _shape_of(heads: decoding.ModelHeads, cache: torch.dtype = torch.bfloat16, block_size: int = 16) -> Any:
@@ -204,12 +204,12 @@ def _blocks(properties: DeviceProperties) -> Iterable[Work]:
         yield Work("products", "fp8 blocks, widened", named, widened, flops, launches=2)
 
 
-def _mixtures() -> Iterable[Work]:
+def _mixtures(properties: DeviceProperties) -> Iterable[Work]:
     """The first product of DeepSeek V3's experts, 8 of 256 of 2048 x 7168, gated: of a decode step and of a prompt."""
     up = mixtures.ProductShape(torch.bfloat16, torch.bfloat16, "silu", is_gated=True)
-    for tokens, tile in ((64, 16), (8192, 64)):
+    for tokens, tile in ((64, 16), (8192, 64), (8192, 128)):
         pairs, outputs, inputs = 8 * tokens, 2 * 2048, 7168
-        launch = mixtures.product_launch(up, tile)
+        launch = mixtures.product_launch(up, tile, properties)
         moved = 2.0 * (256 * outputs * inputs + pairs * (inputs + outputs // 2))
         flops, padded = 2.0 * pairs * outputs * inputs, 2.0 * max(pairs, 256 * tile) * outputs * inputs
         named = {"model": "deepseek-v3", "tokens": tokens, "rows of a tile": tile}

@@ -16,7 +16,18 @@ from kvplan_engine.kernel_checks.case import TOLERANCE, Case, Comparison, Contes
 from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
-from kvplan_engine.kernels.cuda.mixtures import CudaMixture, MixtureMemory, computes_mixture
+from kvplan_engine.kernels.cuda.mixtures import (
+    ITEM_SIBLINGS,
+    LARGE_ROWS,
+    CudaMixture,
+    Matrix,
+    MixtureMemory,
+    ProductShape,
+    Rows,
+    Work,
+    computes_mixture,
+    run_product,
+)
 from kvplan_engine.kernels.cuda.ops import CudaOps
 from kvplan_engine.kernels.cuda.products.float8 import BLOCK, float8_launch, multiplies_blocks
 from kvplan_engine.kernels.cuda.products.quantised import CudaQuantised
@@ -282,6 +293,53 @@ def mixture_cases(scalar: torch.dtype, mixtures: tuple[Mixture, ...], properties
         small = replace(mixture, expert=replace(mixture.expert, size=_SMALL_MLP), shared=shared)
         yield Case(simple, partial(_compare_mixture, scalar, small, 2))
         yield Case((families.MIXTURE_MMA, *simple) if has_mma else simple, partial(_compare_mixture, scalar, small, 70))
+        if has_mma:
+            contest = partial(_large_contest, scalar, mixture.expert)
+            yield Case((families.MIXTURE_LARGE,), partial(_compare_large, scalar, small.expert), contest)
+
+
+def _compare_large(scalar: torch.dtype, mlp: Mlp, runtime: CudaRuntime) -> Comparison:
+    """Both products of one expert with 150 rows, in tiles of 128."""
+    weights, count = _expert_weights(mlp, 1, scalar, 10), 150
+    there, work = _on_device(weights, runtime.device), Work.of_all(count, LARGE_ROWS)
+    up = Matrix(there.up, there.up_bias, mlp.size, ProductShape.up(mlp, scalar), mlp.limit)
+    down = Matrix(there.down, there.down_bias, _MIXTURE_HIDDEN, ProductShape(scalar, torch.float32))
+    found, wanted = [], []
+    for matrix, inputs in ((up, _MIXTURE_HIDDEN), (down, mlp.size)):
+        x = _random(9, count, inputs).to(scalar)
+        bias = 0.0 if matrix.bias is None else matrix.bias.cpu().float()
+        product = x.float() @ matrix.weight[0].cpu().float().t() + bias
+        wanted.append(torch_mixture.activated(product, mlp) if matrix is up else product)
+        out = torch.zeros(count, matrix.outputs, dtype=matrix.shape.out, device=runtime.device)
+        x = x.to(runtime.device)
+        run_product(runtime, matrix, work, Rows(x.data_ptr(), inputs), Rows(out.data_ptr(), matrix.outputs))
+        found.append(out)
+    return Comparison(found, wanted, TOLERANCE[scalar])
+
+
+def _large_contest(scalar: torch.dtype, mlp: Mlp, runtime: CudaRuntime) -> Contest:
+    """The first product of eight experts with 256 pairs each, in tiles of 128 rows and of 64."""
+    experts, count, device, size = 8, 2 * LARGE_ROWS, runtime.device, min(mlp.size, _TIMED_OUTPUTS // 2)
+    outputs, pairs = size * (2 if mlp.gated else 1), torch.arange(experts * count, dtype=torch.int32, device=device)
+    weight = torch.zeros(experts, outputs, _TIMED_OUTPUTS, dtype=scalar, device=device)
+    x = torch.zeros(experts * count, _TIMED_OUTPUTS, dtype=scalar, device=device)
+    out = torch.zeros(experts * count, size, dtype=scalar, device=device)
+    matrix = Matrix(weight, None, size, ProductShape.up(mlp, scalar), mlp.limit)
+
+    def run(items: torch.Tensor, rows: int) -> None:
+        work = Work(items.shape[0], experts * count, rows, items.data_ptr(), pairs.data_ptr())
+        run_product(runtime, matrix, work, Rows(x.data_ptr(), x.shape[1]), Rows(out.data_ptr(), size))
+
+    def items_of(rows: int) -> torch.Tensor:
+        of_expert = count // rows
+        places = [
+            (e, e * count + i * rows, rows, i * ITEM_SIBLINGS + of_expert)
+            for e in range(experts)
+            for i in range(of_expert)
+        ]
+        return torch.tensor(places, dtype=torch.int32, device=device)
+
+    return Contest(*(partial(run, items_of(rows), rows) for rows in (LARGE_ROWS, LARGE_ROWS // 2)))
 
 
 def _expert_weights(mlp: Mlp, count: int, scalar: torch.dtype, seed: int) -> ExpertWeights:

@@ -74,6 +74,7 @@ FAMILIES: dict[str, KernelFamily] = {
     families.FLOAT8_SHORT: KernelFamily("fp8 blocks, up to some hundred rows", "quantised_widen and cuBLAS"),
     families.FLOAT8_MMA: KernelFamily("fp8 blocks, many rows", "quantised_widen and cuBLAS"),
     families.MIXTURE_MMA: KernelFamily("experts, tensor cores", "mixture_simple"),
+    families.MIXTURE_LARGE: KernelFamily("experts, tiles of 128 rows", "mixture_mma"),
     families.MIXTURE_SIMPLE: KernelFamily("experts, simple", "torch"),
     families.STATES: KernelFamily("layers with a state", "torch"),
     families.DRAWS: KernelFamily("drawing tokens", "torch"),
@@ -83,7 +84,8 @@ FAMILIES: dict[str, KernelFamily] = {
 }
 """Kernel families by name, in the order in which they are listed."""
 
-_ALWAYS_POSSIBLE = (families.FLOAT8_SHORT, families.FLOAT8_MMA, families.DEPENDENT_LAUNCH)  # the last may come later
+_OF_WEIGHTS = (families.FLOAT8_SHORT, families.FLOAT8_MMA, families.MIXTURE_LARGE)
+_ALWAYS_POSSIBLE = (*_OF_WEIGHTS, families.DEPENDENT_LAUNCH)  # the last may be switched on later
 CHOSEN_BY_TIME = (families.PREFILL_WGMMA, families.SHARED_PREFIX, families.SKINNY, *_ALWAYS_POSSIBLE)
 """Kernel families in use only where they are faster than their twins."""
 

@@ -24,6 +24,7 @@ from kvplan_engine.kernels.cuda.launching.emulation import EMULATED_PROPERTIES
 from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant, write_variant
 from kvplan_engine.kernels.cuda.mixtures import (
+    LARGE_ROWS,
     ProductShape,
     product_launch,
     product_rows,
@@ -147,7 +148,8 @@ def mixture_kernels(properties: DeviceProperties) -> list[KernelVariant]:
     mixture = Mixture(256, 8, Mlp(2048, "silu"), "sigmoid", correction=True, num_groups=8, top_groups=4)
     many = product_rows(4096, 128, scalar, properties)
     up = ProductShape.up(mixture.expert, scalar)
-    products = [product_launch(up, rows).variant for rows in (1, many)]
+    sizes = (1, many, LARGE_ROWS) if properties.has_tensor_kernels else (1, many)
+    products = [product_launch(up, rows, properties).variant for rows in sizes]
     return [*products, route_variant(mixture, scalar), sort_variant(mixture, many), sum_variant(scalar)]
 
 
@@ -239,10 +241,13 @@ def every_product() -> list[KernelVariant]:
         (down, 1),
         (down, 16),
         (down, 64),
+        (down, LARGE_ROWS),
         (ProductShape(F32, F32), 8),
     ]
     grin = Mixture(16, 2, Mlp(6400, "silu"), "sparse_mixer", normalised=False)
-    return [*(product_launch(shape, rows).variant for shape, rows in shapes), route_variant(grin, BF16)]
+    properties = properties_of(SHAPE_CAPABILITY)
+    products = [product_launch(shape, rows, properties).variant for shape, rows in shapes]
+    return [*products, route_variant(grin, BF16)]
 
 
 def state_kernels(scalar: torch.dtype) -> list[KernelVariant]:

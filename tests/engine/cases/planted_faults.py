@@ -221,7 +221,7 @@ FAULTS = (
         "mixtures/mixture_mma.cu",
         "multiply_step(tile, shared + step % STAGES * STAGE_BYTES, warp, lane);",
         "multiply_step(tile, shared, warp, lane);",
-        ("mixture_mma",),
+        ("mixture_mma", "mixture_large"),
         config=MIXTRAL,
     ),
     Fault(

@@ -146,7 +146,7 @@ def test_time_decides_between_those_that_pass(
 
 
 def test_settings_decide_what_is_tried() -> None:
-    always = {families.DEPENDENT_LAUNCH, families.FLOAT8_MMA, families.FLOAT8_SHORT}
+    always = {families.DEPENDENT_LAUNCH, families.FLOAT8_MMA, families.FLOAT8_SHORT, families.MIXTURE_LARGE}
     timed = {families.PREFILL_WGMMA, families.SHARED_PREFIX, families.SKINNY, *always}
     assert asked_and_possible() == (set(), timed)
     assert asked_and_possible(attention_backend="cuda", linear_backend="torch") == (set(), always)

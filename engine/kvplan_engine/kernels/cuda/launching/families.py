@@ -14,7 +14,7 @@ WRITE_KV, DEPENDENT_LAUNCH = "write_kv", "dependent_launch"
 SKINNY, QUANTISED_MMA, QUANTISED_SIMPLE = "skinny_mma", "quantised_mma", "quantised_simple"
 QUANTISED_WIDEN = "quantised_widen"
 FLOAT8_MMA, FLOAT8_SHORT = "float8_mma", "float8_short"
-MIXTURE_MMA, MIXTURE_SIMPLE = "mixture_mma", "mixture_simple"
+MIXTURE_MMA, MIXTURE_SIMPLE, MIXTURE_LARGE = "mixture_mma", "mixture_simple", "mixture_large"
 STATES, DRAWS, LORA = "states", "draws", "lora"
 OPERATIONS = (
     "rms_norm",
