@@ -5,6 +5,8 @@
 //                a2 = row g,   columns 2t+8 2t+9   a3 = row g+8, the same columns
 //   B (16 x 8):  b0 = rows 2t 2t+1 of column g     b1 = rows 2t+8 2t+9 of column g
 //   C (16 x 8):  c0 c1 = row g, columns 2t 2t+1    c2 c3 = row g+8, the same columns
+// Of m16n8k32, over 8 bits, the same registers have four elements where those have two: of A a0 is columns 4t to 4t+3, a2
+// those from 4t+16 on. So ldmatrix, which moves rows of 16 bytes, makes the fragments of both.
 #pragma once
 
 #include "types.cuh"
@@ -42,16 +44,21 @@ struct Pair<float16> {
 #endif
     }
 
-    // Two e4m3 values of four, from byte `first` on: exponent bias 7 becomes 15 by a multiplication with 2^8.
+    // Two e4m3 values of four, from byte `first` on: an instruction from compute capability 8.9 on. Before, exponent bias 7
+    // becomes 15 by a multiplication with 2^8.
     KVPLAN_INLINE u32 from_float8(u32 four, int first) {
+        u32 result;
+#if KVPLAN_ARCH >= 890 && !defined(KVPLAN_HOST)
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(u16(four >> 8 * first)));
+#else
         const u32 high = high_bytes(four, first), raw = (high & 0x80008000u) | (high >> 1 & 0x3F803F80u);
 #if defined(KVPLAN_HOST)
-        return pack(to_float(float16{u16(raw)}) * 256.0f, to_float(float16{u16(raw >> 16)}) * 256.0f);
+        result = pack(to_float(float16{u16(raw)}) * 256.0f, to_float(float16{u16(raw >> 16)}) * 256.0f);
 #else
-        u32 result;
         asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(raw), "r"(0x5C005C00u));
-        return result;
 #endif
+#endif
+        return result;
     }
 };
 
@@ -130,6 +137,23 @@ void exchange_mma(Slots& slots) {
         for (int e = 0; e < 4; ++e) slot<MmaSlot>(slots, lane)->c[e] = c[lane / 4 + e / 2 * 8][2 * (lane % 4) + e % 2];
 }
 
+inline float float8_of(u32 word, int byte) { return to_float(float8{u8(word >> 8 * byte)}); }
+
+// The same of m16n8k32, over float8.
+inline void exchange_mma_float8(Slots& slots) {
+    float a[16][32], b[32][8];
+    for (int lane = 0; lane < WARP_SIZE; ++lane) {
+        const MmaSlot* own = slot<MmaSlot>(slots, lane);
+        const int g = lane / 4, t = lane % 4;
+        for (int e = 0; e < 16; ++e) a[g + e / 4 % 2 * 8][4 * t + e % 4 + e / 8 * 16] = float8_of(own->a[e / 4], e % 4);
+        for (int e = 0; e < 8; ++e) b[4 * t + e % 4 + e / 4 * 16][g] = float8_of(own->b[e / 4], e % 4);
+    }
+    for (int lane = 0; lane < WARP_SIZE; ++lane)
+        for (int e = 0; e < 4; ++e)
+            for (int k = 0; k < 32; ++k)
+                slot<MmaSlot>(slots, lane)->c[e] += a[lane / 4 + e / 2 * 8][k] * b[k][2 * (lane % 4) + e % 2];
+}
+
 // Transposes an 8 x 8 matrix of 16-bit values, two columns of row g in each lane.
 inline void exchange_transpose(Slots& slots) {
     u16 matrix[8][8];
@@ -180,6 +204,14 @@ KVPLAN_INLINE void multiply_accumulate(float (&c)[4], const u32 (&a)[4], const u
     for (int e = 0; e < 4; ++e) c[e] = exchange.c[e];
 }
 
+KVPLAN_INLINE void multiply_accumulate_float8(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    kvplan_host::MmaSlot exchange;
+    for (int e = 0; e < 4; ++e) exchange.a[e] = a[e], exchange.c[e] = c[e];
+    for (int e = 0; e < 2; ++e) exchange.b[e] = b[e];
+    kvplan_host::warp_meet(&exchange, sizeof(exchange), kvplan_host::exchange_mma_float8);
+    for (int e = 0; e < 4; ++e) c[e] = exchange.c[e];
+}
+
 KVPLAN_INLINE u32 transpose_8x8(u32 pair) {
     kvplan_host::warp_meet(&pair, sizeof(pair), kvplan_host::exchange_transpose);
     return pair;
@@ -226,6 +258,18 @@ template <typename T>
 KVPLAN_INLINE void multiply_accumulate(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     Multiply<T>::run(c, a, b);
 }
+
+#if KVPLAN_ARCH >= 890 || KVPLAN_ARCH == 0
+
+// The same of 32 values of float8 (e4m3) of a row of A, and of a column of B.
+KVPLAN_INLINE void multiply_accumulate_float8(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif
 
 // Lane (g, t) gives row g, columns 2t 2t+1 of an 8 x 8 matrix and gets the same place of the transposed one.
 KVPLAN_INLINE u32 transpose_8x8(u32 pair) {

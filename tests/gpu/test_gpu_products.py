@@ -17,7 +17,7 @@ import test_cuda_skinny
 from quantised_cases import KINDS, Kind
 
 from kvplan_engine.kernels.cuda.launching.driver import current_runtime
-from kvplan_engine.kernels.cuda.products.quantised import multiplies_float8
+from kvplan_engine.kernels.cuda.products.float8 import multiplies_float8
 
 pytestmark = [
     pytest.mark.gpu,

@@ -38,6 +38,7 @@ from kvplan_engine.kernels.cuda import attention, mixtures
 from kvplan_engine.kernels.cuda.launching.nvrtc import load_nvrtc
 from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant
+from kvplan_engine.kernels.cuda.products.float8 import float8_launch
 from kvplan_engine.kernels.cuda.products.quantised import FEW_ROWS, quantised_launch
 from kvplan_engine.kernels.cuda.products.skinny import MOST_ROWS, SkinnyShape, skinny_launch
 from kvplan_engine.measuring import attention as decoding
@@ -46,7 +47,8 @@ from kvplan_engine.measuring import operations, prefill
 LAUNCH_SECONDS: Final = 0.5e-6
 _SCHEDULERS: Final = 4
 _COPY_BYTES: Final = 32 * 16  # of a warp's LDGSTS, or LDG of vectors
-_PRODUCT_FLOPS: Final = {"HMMA": 2 * 16 * 8 * 16, "HGMMA": 2 * 64 * 128 * 16 // 4}  # of one warp: m16n8k16, m64n128k16
+# Of one warp: m16n8k16, m64n128k16 by four warps, m16n8k32.
+_PRODUCT_FLOPS: Final = {"HMMA": 2 * 16 * 8 * 16, "HGMMA": 2 * 64 * 128 * 16 // 4, "QMMA": 2 * 16 * 8 * 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Work:
     bring and take; flops: of the tensor cores.
 
     loop: the kernel whose main loop does it; ``amount`` bytes or operations of ``unit`` instructions pass through it.
-    copies, products: of ``round_of``.
+    copies, products: of ``round_of``. dtype: of what tensor cores multiply.
     """
 
     section: str
@@ -69,6 +71,7 @@ class Work:
     copies: int = 0
     products: int = 0
     launches: int = 1
+    dtype: str = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def floor_of(work: Work, gpu: GpuProfile, counts: Counter[str] | None) -> Floor:
     """counts: instructions of a round of the work's loop."""
     issue = None if counts is None else instructions(work, counts) / issue_rate(gpu)
     memory = work.moved / gpu.memory_bandwidth_bytes_per_second
-    return Floor(memory, work.flops / gpu.dense_flops["bfloat16"], issue, work.launches * LAUNCH_SECONDS)
+    return Floor(memory, work.flops / gpu.dense_flops[work.dtype], issue, work.launches * LAUNCH_SECONDS)
 
 
 # What is measured, and what else has a loop of tensor cores.
@@ -113,7 +116,7 @@ def floor_of(work: Work, gpu: GpuProfile, counts: Counter[str] | None) -> Floor:
 
 def every_work(properties: DeviceProperties) -> list[Work]:
     """Attention, products, operations; the last ones of each are not measured yet."""
-    return [*_decode(properties), *_prefill(properties), *_products(properties), *_mixtures(), *_operations()]
+    return [*_decode(properties), *_prefill(properties), *_products(properties), *_mixtures(properties), *_operations()]
 
 
 def _shape_of(heads: decoding.ModelHeads, cache: torch.dtype = torch.bfloat16, block_size: int = 16) -> Any:
@@ -183,14 +186,30 @@ def _products(properties: DeviceProperties) -> Iterable[Work]:
         named = {"outputs": weight.num_outputs, "inputs": weight.num_inputs, "rows": FEW_ROWS}
         loop = quantised_launch(weight, FEW_ROWS, properties).variant
         yield Work("products", f"product of {name}", named, codes, flops, loop, "HMMA", flops)
+    yield from _blocks(properties)
 
 
-def _mixtures() -> Iterable[Work]:
+def _blocks(properties: DeviceProperties) -> Iterable[Work]:
+    """DeepSeek's weights of fp8 in blocks: few requests, and a prompt. Where fp8 is no product's, halves are."""
+    if properties.capability < (8, 9):
+        return
+    outputs, inputs = 4096, 7168
+    for rows in (64, 2048):
+        moved, flops = outputs * inputs + rows * (inputs + 2.0 * outputs), 2.0 * rows * outputs * inputs
+        loop = float8_launch(torch.bfloat16, rows, outputs, properties).variant
+        unit, dtype = ("QMMA", "fp8") if dict(loop.defines)["NATIVE"] else ("HMMA", "bfloat16")
+        named = {"outputs": outputs, "inputs": inputs, "rows": rows}
+        yield Work("products", "fp8 blocks", named, moved, flops, loop, unit, flops, dtype=dtype)
+        widened = outputs * inputs * 5.0 + 2 * rows * (inputs + outputs)
+        yield Work("products", "fp8 blocks, widened", named, widened, flops, launches=2)
+
+
+def _mixtures(properties: DeviceProperties) -> Iterable[Work]:
     """The first product of DeepSeek V3's experts, 8 of 256 of 2048 x 7168, gated: of a decode step and of a prompt."""
     up = mixtures.ProductShape(torch.bfloat16, torch.bfloat16, "silu", is_gated=True)
-    for tokens, tile in ((64, 16), (8192, 64)):
+    for tokens, tile in ((64, 16), (8192, 64), (8192, 128)):
         pairs, outputs, inputs = 8 * tokens, 2 * 2048, 7168
-        launch = mixtures.product_launch(up, tile)
+        launch = mixtures.product_launch(up, tile, properties)
         moved = 2.0 * (256 * outputs * inputs + pairs * (inputs + outputs // 2))
         flops, padded = 2.0 * pairs * outputs * inputs, 2.0 * max(pairs, 256 * tile) * outputs * inputs
         named = {"model": "deepseek-v3", "tokens": tokens, "rows of a tile": tile}

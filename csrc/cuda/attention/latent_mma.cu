@@ -64,10 +64,28 @@ KVPLAN_INLINE void copy_queries(u8* target, const PrefillTile& tile, const Atten
     }
 }
 
-// Begins the copy of tokens [begin, begin + KV_TILE); those from `end` on become zeros.
+constexpr int WARP_TOKENS = KV_TILE / WARPS;  // that a warp copies
+constexpr bool IS_EVEN = BLOCK_SIZE % WARP_TOKENS == 0 && WARP_TOKENS * ROW_CHUNKS % WARP_LANES == 0;
+
+// Begins the copy of tokens [begin, begin + KV_TILE); those from `end` on become zeros. begin is a multiple of KV_TILE.
+//
+// Where rows and pages divide evenly, a warp's tokens lie in one page, side by side: their address is computed once, and of
+// each 16 bytes only which token they are of.
 KVPLAN_INLINE void copy_rows(u8* target, const PrefillTile& tile, int begin, int end, const AttentionParams& params) {
     const int* table = params.block_tables + i64(tile.sequence) * params.table_stride;
     const Cache* keys = static_cast<const Cache*>(params.kv);
+    if constexpr (IS_EVEN) {
+        const int lane = int(threadIdx.x) % WARP_LANES, first_row = int(threadIdx.x) / WARP_LANES * WARP_TOKENS;
+        const int first = begin + first_row, num_tokens = end - first;
+        const Cache* source = keys + row_offset(num_tokens > 0 ? table[first / BLOCK_SIZE] : 0, first, params) + lane * 8;
+        u8* own = target + first_row * PITCH + lane * 16;
+        KVPLAN_UNROLL
+        for (int chunk = 0; chunk < WARP_TOKENS * ROW_CHUNKS; chunk += WARP_LANES) {
+            const int token = (chunk + lane) / ROW_CHUNKS;
+            copy_async_16(own + chunk * 16 + token * (PITCH - ROW_CHUNKS * 16), source + chunk * 8, token < num_tokens);
+        }
+        return;
+    }
     for (int piece = int(threadIdx.x); piece < KV_TILE * ROW_CHUNKS; piece += THREADS) {
         const int row = piece / ROW_CHUNKS, chunk = piece % ROW_CHUNKS, position = begin + row;
         const bool wanted = position < end;
@@ -124,10 +142,12 @@ KVPLAN_INLINE void weigh_tokens(State& state, u32 (&weights)[KV_TILE / 16][4], c
             logits[i] = fast_exp2(logits[i] - base);
             state.total[half] += logits[i];
         }
-        KVPLAN_UNROLL
-        for (int n = 0; n < COLUMN_TILES; ++n) {
-            state.sums[n][half * 2] *= rescale;
-            state.sums[n][half * 2 + 1] *= rescale;
+        if (__any_sync(FULL_WARP, rescale != 1.0f)) {  // mostly no token outweighs all before it
+            KVPLAN_UNROLL
+            for (int n = 0; n < COLUMN_TILES; ++n) {
+                state.sums[n][half * 2] *= rescale;
+                state.sums[n][half * 2 + 1] *= rescale;
+            }
         }
         KVPLAN_UNROLL
         for (int i = 0; i < KV_TILE / 8; ++i)

@@ -17,17 +17,6 @@ struct OfProducts<true> {
 };
 using Product = OfProducts<TAKES_HALVES>::Type;
 
-// Two values of fp8, from byte `first` of four on, as a pair of Product.
-KVPLAN_INLINE u32 pair_from_float8(u32 four, int first) {
-#if KVPLAN_ARCH >= 890 && !defined(KVPLAN_HOST)
-    u32 result;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(u16(four >> 8 * first)));
-    return result;
-#else
-    return Pair<Product>::from_float8(four, first);
-#endif
-}
-
 // The largest float16 for what lies beyond it. A NaN stays one, which fminf and fmaxf would not let through.
 KVPLAN_INLINE float within_halves(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
 

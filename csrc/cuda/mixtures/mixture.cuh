@@ -20,7 +20,8 @@ struct ProductParams {
     const void* weight;
     // [experts, HALVES * outputs]  Scalar; null without a bias
     const void* bias;
-    // [num_items, 4]  int32: expert (-1: nothing to do), first place in `pairs`, how many; null: pairs in order
+    // [num_items, 4]  int32: expert (-1: nothing to do), first place in `pairs`, how many, place among its expert's items
+    //   (mixture_sort.cu); null: pairs in order
     const int* items;
     // [num_pairs]  pair numbers, sorted by expert; not read without items
     const int* pairs;

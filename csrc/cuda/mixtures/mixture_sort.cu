@@ -7,13 +7,15 @@
 constexpr int EXPERTS = KVPLAN_EXPERTS;
 constexpr int ROWS = KVPLAN_ROWS;
 constexpr int THREADS = 256;
+constexpr int SIBLINGS = 1 << 15;  // more than an expert has items: a step of half a million rows at least
 
 struct SortParams {
     // [num_pairs]  expert of each pair; -1: none here
     const int* experts;
     // [num_pairs]  pair numbers by expert; those without one are left out
     int* pairs;
-    // [max_items, 4]  int32: expert, first place in `pairs`, how many, unused; expert -1 where there is nothing to do
+    // [max_items, 4]  int32: expert, first place in `pairs`, how many, SIBLINGS x its number among the expert's items + how
+    //   many these are; expert -1 where there is nothing to do
     int* items;
     int num_pairs;
     int max_items;
@@ -63,6 +65,7 @@ KVPLAN_KERNEL(sort_pairs, SortParams, THREADS) {
         item[0] = expert;
         item[1] = first + i * ROWS;
         item[2] = smaller(ROWS, count - i * ROWS);
+        item[3] = i * SIBLINGS + ceil_divide(count, ROWS);
     }
     place_pairs(expert, first, scan, params);
 }

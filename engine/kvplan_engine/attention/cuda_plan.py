@@ -307,7 +307,8 @@ def shared_work(
     memory = buffers.grown(memory, first + num_items * _ITEM_INTS)
     items = memory[first : first + num_items * _ITEM_INTS].view(num_items, _ITEM_INTS)
     of_sequences = memory[:own].view(_SEQUENCE_INTS, num_sequences)
-    return memory, SharedWork(launch, of_sequences[:3], *of_sequences[3:], items, num_items, num_slots)
+    found, members, first_items = of_sequences[:3], of_sequences[3], of_sequences[4]
+    return memory, SharedWork(launch, found, members, first_items, items, num_items, num_slots)
 
 
 def plan_shared(runtime: CudaRuntime, work: SharedWork, shape: AttentionShape, metadata: AttentionMetadata) -> None:

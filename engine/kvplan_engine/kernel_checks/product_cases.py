@@ -16,8 +16,20 @@ from kvplan_engine.kernel_checks.case import TOLERANCE, Case, Comparison, Contes
 from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
-from kvplan_engine.kernels.cuda.mixtures import CudaMixture, MixtureMemory, computes_mixture
+from kvplan_engine.kernels.cuda.mixtures import (
+    ITEM_SIBLINGS,
+    LARGE_ROWS,
+    CudaMixture,
+    Matrix,
+    MixtureMemory,
+    ProductShape,
+    Rows,
+    Work,
+    computes_mixture,
+    run_product,
+)
 from kvplan_engine.kernels.cuda.ops import CudaOps
+from kvplan_engine.kernels.cuda.products.float8 import BLOCK, float8_launch, multiplies_blocks
 from kvplan_engine.kernels.cuda.products.quantised import CudaQuantised
 from kvplan_engine.kernels.cuda.products.skinny import ACTIVATIONS, MOST_ROWS, CudaSkinny
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
@@ -29,6 +41,7 @@ _INPUTS = 512
 _SMALL_MLP = 96
 _MIXTURE_HIDDEN = 384
 _EPSILON = 1e-5
+_TIMED_OUTPUTS, _TIMED_INPUTS = 4096, 7168
 _CHAIN = 16  # kernels in a row that may overlap
 _FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": lambda x: functional.silu(x),
@@ -176,6 +189,49 @@ def quantised_cases(
         yield Case(chain, partial(_compare_quantised, scalar, each, 9))
         yield Case(simple, partial(_compare_quantised, scalar, each, 2))
         yield Case((families.QUANTISED_WIDEN,), partial(_compare_widened, scalar, each))
+    if WeightFormat(8, BLOCK, 4) in formats and multiplies_blocks(_block_weight(BLOCK), scalar, properties):
+        enough = BLOCK * (1 + properties.num_multiprocessors // 4)  # for two tiles of 128 rows each
+        for rows, outputs, timed_rows in ((24, 80, None), (40, 80, 64), (130, enough, 2048)):
+            family = float8_launch(scalar, rows, outputs, properties).family
+            contest = None if timed_rows is None else partial(_float8_contest, scalar, timed_rows)
+            yield Case((family,), partial(_compare_float8, scalar, rows, outputs), contest)
+
+
+def _block_weight(outputs: int, blocks: int = 4) -> QuantisedWeight:
+    """Random codes of float8 with a scale for each 128 x 128."""
+    generator = torch.Generator().manual_seed(3)
+    book = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0.0)
+    codes = torch.randn(outputs, blocks * BLOCK, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
+    sizes = (torch.rand(-(-outputs // BLOCK), blocks, generator=generator) + 0.5) * (blocks * BLOCK) ** -0.5
+    scales = sizes.repeat_interleave(BLOCK, dim=0)[:outputs].contiguous()
+    return QuantisedWeight(codes, scales, None, book, rounds_inputs=True)
+
+
+def _compare_float8(scalar: torch.dtype, rows: int, outputs: int, runtime: CudaRuntime) -> Comparison:
+    """Compare with torch's product of the same roundings of x."""
+    weight = _block_weight(outputs)
+    x = _random(1, rows, weight.num_inputs).to(scalar)
+    groups = x.float().view(rows, -1, BLOCK)
+    scales = groups.abs().amax(2, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    rounded = ((groups / scales).to(torch.float8_e4m3fn).float() * scales).view(rows, -1)
+    out = torch.zeros(rows, outputs, dtype=scalar, device=runtime.device)
+    _kernels_of(weight, scalar, runtime).multiply(x.to(runtime.device), out)
+    return Comparison([out], [rounded @ weight.dequantised().t()], TOLERANCE[scalar])
+
+
+def _float8_contest(scalar: torch.dtype, rows: int, runtime: CudaRuntime) -> Contest:
+    """A weight of many outputs; the twin widens it and multiplies by cuBLAS."""
+    weight = _on_device(_block_weight(1, _TIMED_INPUTS // BLOCK), runtime.device)
+    codes = torch.zeros(_TIMED_OUTPUTS, _TIMED_INPUTS, dtype=torch.uint8, device=runtime.device)
+    scales = torch.ones(_TIMED_OUTPUTS, _TIMED_INPUTS // BLOCK, device=runtime.device)
+    weight = replace(weight, codes=codes, scales=scales)
+    x = torch.zeros(rows, _TIMED_INPUTS, dtype=scalar, device=runtime.device)
+    out = torch.zeros(rows, _TIMED_OUTPUTS, dtype=scalar, device=runtime.device)
+    memory = StepMemory(torch.zeros(2 * codes.numel(), dtype=torch.uint8, device=runtime.device))
+    ways = [
+        CudaQuantised(runtime, memory, replace(weight, rounds_inputs=rounds), None, scalar) for rounds in (True, False)
+    ]
+    return Contest(*(partial(way.multiply, x, out) for way in ways))
 
 
 def _quantised_weight(given: WeightFormat) -> QuantisedWeight:
@@ -237,6 +293,53 @@ def mixture_cases(scalar: torch.dtype, mixtures: tuple[Mixture, ...], properties
         small = replace(mixture, expert=replace(mixture.expert, size=_SMALL_MLP), shared=shared)
         yield Case(simple, partial(_compare_mixture, scalar, small, 2))
         yield Case((families.MIXTURE_MMA, *simple) if has_mma else simple, partial(_compare_mixture, scalar, small, 70))
+        if has_mma:
+            contest = partial(_large_contest, scalar, mixture.expert)
+            yield Case((families.MIXTURE_LARGE,), partial(_compare_large, scalar, small.expert), contest)
+
+
+def _compare_large(scalar: torch.dtype, mlp: Mlp, runtime: CudaRuntime) -> Comparison:
+    """Both products of one expert with 150 rows, in tiles of 128."""
+    weights, count = _expert_weights(mlp, 1, scalar, 10), 150
+    there, work = _on_device(weights, runtime.device), Work.of_all(count, LARGE_ROWS)
+    up = Matrix(there.up, there.up_bias, mlp.size, ProductShape.up(mlp, scalar), mlp.limit)
+    down = Matrix(there.down, there.down_bias, _MIXTURE_HIDDEN, ProductShape(scalar, torch.float32))
+    found, wanted = [], []
+    for matrix, inputs in ((up, _MIXTURE_HIDDEN), (down, mlp.size)):
+        x = _random(9, count, inputs).to(scalar)
+        bias = 0.0 if matrix.bias is None else matrix.bias.cpu().float()
+        product = x.float() @ matrix.weight[0].cpu().float().t() + bias
+        wanted.append(torch_mixture.activated(product, mlp) if matrix is up else product)
+        out = torch.zeros(count, matrix.outputs, dtype=matrix.shape.out, device=runtime.device)
+        x = x.to(runtime.device)
+        run_product(runtime, matrix, work, Rows(x.data_ptr(), inputs), Rows(out.data_ptr(), matrix.outputs))
+        found.append(out)
+    return Comparison(found, wanted, TOLERANCE[scalar])
+
+
+def _large_contest(scalar: torch.dtype, mlp: Mlp, runtime: CudaRuntime) -> Contest:
+    """The first product of eight experts with 256 pairs each, in tiles of 128 rows and of 64."""
+    experts, count, device, size = 8, 2 * LARGE_ROWS, runtime.device, min(mlp.size, _TIMED_OUTPUTS // 2)
+    outputs, pairs = size * (2 if mlp.gated else 1), torch.arange(experts * count, dtype=torch.int32, device=device)
+    weight = torch.zeros(experts, outputs, _TIMED_OUTPUTS, dtype=scalar, device=device)
+    x = torch.zeros(experts * count, _TIMED_OUTPUTS, dtype=scalar, device=device)
+    out = torch.zeros(experts * count, size, dtype=scalar, device=device)
+    matrix = Matrix(weight, None, size, ProductShape.up(mlp, scalar), mlp.limit)
+
+    def run(items: torch.Tensor, rows: int) -> None:
+        work = Work(items.shape[0], experts * count, rows, items.data_ptr(), pairs.data_ptr())
+        run_product(runtime, matrix, work, Rows(x.data_ptr(), x.shape[1]), Rows(out.data_ptr(), size))
+
+    def items_of(rows: int) -> torch.Tensor:
+        of_expert = count // rows
+        places = [
+            (e, e * count + i * rows, rows, i * ITEM_SIBLINGS + of_expert)
+            for e in range(experts)
+            for i in range(of_expert)
+        ]
+        return torch.tensor(places, dtype=torch.int32, device=device)
+
+    return Contest(*(partial(run, items_of(rows), rows) for rows in (LARGE_ROWS, LARGE_ROWS // 2)))
 
 
 def _expert_weights(mlp: Mlp, count: int, scalar: torch.dtype, seed: int) -> ExpertWeights:

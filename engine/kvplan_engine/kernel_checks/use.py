@@ -76,7 +76,10 @@ FAMILIES: dict[str, KernelFamily] = {
     families.QUANTISED_MMA: KernelFamily("products with codes, tensor cores", "quantised_simple"),
     families.QUANTISED_SIMPLE: KernelFamily("products with codes, simple", "torch"),
     families.QUANTISED_WIDEN: KernelFamily("weights in few bits, widened", "torch"),
+    families.FLOAT8_SHORT: KernelFamily("fp8 blocks, up to some hundred rows", "quantised_widen and cuBLAS"),
+    families.FLOAT8_MMA: KernelFamily("fp8 blocks, many rows", "quantised_widen and cuBLAS"),
     families.MIXTURE_MMA: KernelFamily("experts, tensor cores", "mixture_simple"),
+    families.MIXTURE_LARGE: KernelFamily("experts, tiles of 128 rows", "mixture_mma"),
     families.MIXTURE_SIMPLE: KernelFamily("experts, simple", "torch"),
     families.STATES: KernelFamily("layers with a state", "torch"),
     families.DRAWS: KernelFamily("drawing tokens", "torch"),
@@ -87,7 +90,9 @@ FAMILIES: dict[str, KernelFamily] = {
 }
 """Kernel families by name, in the order in which they are listed."""
 
-CHOSEN_BY_TIME = (families.PREFILL_WGMMA, families.SHARED_PREFIX, families.SKINNY, families.DEPENDENT_LAUNCH)
+_OF_WEIGHTS = (families.FLOAT8_SHORT, families.FLOAT8_MMA, families.MIXTURE_LARGE)
+_ALWAYS_POSSIBLE = (*_OF_WEIGHTS, families.DEPENDENT_LAUNCH)  # the last may be switched on later
+CHOSEN_BY_TIME = (families.PREFILL_WGMMA, families.SHARED_PREFIX, families.SKINNY, *_ALWAYS_POSSIBLE)
 """Kernel families in use only where they are faster than their twins."""
 
 
@@ -179,12 +184,11 @@ def _choices(config: EngineConfig) -> tuple[frozenset[str], frozenset[str]]:
     """Families of CHOSEN_BY_TIME that the settings ask for, and those that they allow."""
     named = {"cuda_wgmma": families.PREFILL_WGMMA, "cuda_cascade": families.SHARED_PREFIX}
     asked = {named[config.attention_backend]} if config.attention_backend in named else set()
-    possible = {*asked, *(named.values() if config.attention_backend == "auto" else ())}
+    possible = {*asked, *_ALWAYS_POSSIBLE, *(named.values() if config.attention_backend == "auto" else ())}
     if config.linear_backend != "torch":
         possible.add(families.SKINNY)
     if config.linear_backend == "cuda_skinny":
         asked.add(families.SKINNY)
-    possible.add(families.DEPENDENT_LAUNCH)  # which may be switched on later
     if config.enable_pdl:
         asked.add(families.DEPENDENT_LAUNCH)
     return frozenset(asked), frozenset(possible)

@@ -25,6 +25,7 @@ from kvplan_engine.kernels.cuda.launching.emulation import EMULATED_PROPERTIES
 from kvplan_engine.kernels.cuda.launching.runtime import DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant, variant, write_variant
 from kvplan_engine.kernels.cuda.mixtures import (
+    LARGE_ROWS,
     ProductShape,
     product_launch,
     product_rows,
@@ -32,8 +33,9 @@ from kvplan_engine.kernels.cuda.mixtures import (
     sort_variant,
     sum_variant,
 )
+from kvplan_engine.kernels.cuda.products.float8 import BLOCK, float8_launch, quantise_variant
 from kvplan_engine.kernels.cuda.products.lora import expand_variant, shrink_variant
-from kvplan_engine.kernels.cuda.products.quantised import WeightShape, quantise_variant, quantised_launch, widen_variant
+from kvplan_engine.kernels.cuda.products.quantised import WeightShape, quantised_launch, widen_variant
 from kvplan_engine.kernels.cuda.products.skinny import SkinnyShape, skinny_launch
 from kvplan_engine.kernels.cuda.sampling import sample_variant
 from kvplan_engine.kernels.cuda.states import (
@@ -147,7 +149,8 @@ def mixture_kernels(properties: DeviceProperties) -> list[KernelVariant]:
     mixture = Mixture(256, 8, Mlp(2048, "silu"), "sigmoid", correction=True, num_groups=8, top_groups=4)
     many = product_rows(4096, 128, scalar, properties)
     up = ProductShape.up(mixture.expert, scalar)
-    products = [product_launch(up, rows).variant for rows in (1, many)]
+    sizes = (1, many, LARGE_ROWS) if properties.has_tensor_kernels else (1, many)
+    products = [product_launch(up, rows, properties).variant for rows in sizes]
     return [*products, route_variant(mixture, scalar), sort_variant(mixture, many), sum_variant(scalar)]
 
 
@@ -160,6 +163,9 @@ def quantised_kernels(scalar: torch.dtype, properties: DeviceProperties) -> list
     awq, float8 = (replace(shape, scalar=scalar) for shape in (AWQ, FLOAT8))
     products = [quantised_launch(awq, rows, properties).variant for rows in (1, 16)]
     products.append(quantised_launch(float8, 1, properties).variant)
+    if properties.capability >= (8, 9):
+        tiles = [float8_launch(scalar, rows, 7168, properties).variant for rows in (32, 64, 8192)]
+        products += [*tiles, quantise_variant(scalar, BLOCK)]
     return [*products, widen_variant(awq), widen_variant(float8), quantise_variant(scalar)]
 
 
@@ -238,10 +244,13 @@ def every_product() -> list[KernelVariant]:
         (down, 1),
         (down, 16),
         (down, 64),
+        (down, LARGE_ROWS),
         (ProductShape(F32, F32), 8),
     ]
     grin = Mixture(16, 2, Mlp(6400, "silu"), "sparse_mixer", normalised=False)
-    return [*(product_launch(shape, rows).variant for shape, rows in shapes), route_variant(grin, BF16)]
+    properties = properties_of(SHAPE_CAPABILITY)
+    products = [product_launch(shape, rows, properties).variant for shape, rows in shapes]
+    return [*products, route_variant(grin, BF16)]
 
 
 def state_kernels(scalar: torch.dtype) -> list[KernelVariant]:

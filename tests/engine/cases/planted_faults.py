@@ -50,6 +50,7 @@ MAMBA2: dict[str, Any] = {
     "conv_kernel": 4,
 }
 INT4 = WeightFormat(4, 128, 4, has_minimums=True)
+FP8_BLOCKS = WeightFormat(8, 128, 4)
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ FAULTS = (
     Fault(
         "an fp8 value loses its sign",
         "attention/decode/decode_mma.cu",
-        "pair_from_float8(raw[i / 2], i % 2 * 2);",
-        "pair_from_float8(raw[i / 2] & 0x7FFFFFFFu, i % 2 * 2);",
+        "Pair<Product>::from_float8(raw[i / 2],",
+        "Pair<Product>::from_float8(raw[i / 2] & 0x7FFFFFFFu,",
         ("decode_mma_fp8",),
         cache="fp8",
     ),
@@ -232,11 +233,19 @@ FAULTS = (
         formats=(INT4,),
     ),
     Fault(
+        "a group of fp8's sums has its neighbour's scale",
+        "products/float8_mma.cu",
+        "groups + step] * of_weight;",
+        "groups + step / 2 * 2] * of_weight;",
+        ("float8_mma", "float8_short"),
+        formats=(FP8_BLOCKS,),
+    ),
+    Fault(
         "a tile of experts takes the first stage again",
         "mixtures/mixture_mma.cu",
         "multiply_step(tile, shared + step % STAGES * STAGE_BYTES, warp, lane);",
         "multiply_step(tile, shared, warp, lane);",
-        ("mixture_mma",),
+        ("mixture_mma", "mixture_large"),
         config=MIXTRAL,
     ),
     Fault(

@@ -146,11 +146,12 @@ def test_time_decides_between_those_that_pass(
 
 
 def test_settings_decide_what_is_tried() -> None:
-    timed = {families.PREFILL_WGMMA, families.SHARED_PREFIX, families.SKINNY, families.DEPENDENT_LAUNCH}
+    always = {families.DEPENDENT_LAUNCH, families.FLOAT8_MMA, families.FLOAT8_SHORT, families.MIXTURE_LARGE}
+    timed = {families.PREFILL_WGMMA, families.SHARED_PREFIX, families.SKINNY, *always}
     assert asked_and_possible() == (set(), timed)
-    assert asked_and_possible(attention_backend="cuda", linear_backend="torch") == (set(), {families.DEPENDENT_LAUNCH})
+    assert asked_and_possible(attention_backend="cuda", linear_backend="torch") == (set(), always)
     asked, _ = asked_and_possible(attention_backend="cuda_wgmma", linear_backend="cuda_skinny", enable_pdl=True)
-    assert asked == timed - {families.SHARED_PREFIX}
+    assert asked == {families.PREFILL_WGMMA, families.SKINNY, families.DEPENDENT_LAUNCH}
 
 
 def test_launches_overlap_where_that_is_asked_for_or_won(tmp_path: Path) -> None:

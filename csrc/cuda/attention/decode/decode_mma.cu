@@ -64,7 +64,7 @@ KVPLAN_INLINE void load_pairs(u32 (&pairs)[COUNT / 2], const u8* row, int elemen
             raw[0] = load_vector<u16>(address);
         }
         KVPLAN_UNROLL
-        for (int i = 0; i < COUNT / 2; ++i) pairs[i] = pair_from_float8(raw[i / 2], i % 2 * 2);
+        for (int i = 0; i < COUNT / 2; ++i) pairs[i] = Pair<Product>::from_float8(raw[i / 2], i % 2 * 2);
     }
 }
 

@@ -148,7 +148,7 @@ KVPLAN_INLINE void stage_tile(const Ring& ring, const PrefillTile& tile, int beg
     copy_tile(ring.staged, ring.map, tile, begin, block, thread, ring.is_staged);
 }
 
-KVPLAN_INLINE uint2 widened(u32 four) { return {pair_from_float8(four, 0), pair_from_float8(four, 2)}; }
+KVPLAN_INLINE uint2 widened(u32 four) { return {Pair<Product>::from_float8(four, 0), Pair<Product>::from_float8(four, 2)}; }
 
 // fp8 that has come becomes float16 in panels; rows that no token of the tile has become zero. A quarter warp reads and
 // writes all banks once: of heads of 128 it has the first halves of one row and the second halves of its neighbour.

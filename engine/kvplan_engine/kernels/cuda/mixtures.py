@@ -15,7 +15,7 @@ import torch
 
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, rows_are_aligned
-from kvplan_engine.kernels.cuda.launching.families import MIXTURE_MMA
+from kvplan_engine.kernels.cuda.launching.families import MIXTURE_LARGE, MIXTURE_MMA
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import SCALAR_NAMES, KernelVariant, variant
 from kvplan_engine.kernels.cuda.params import ProductParams, RouteParams, SortParams, SumParams
@@ -33,8 +33,13 @@ MOST_CHOICES = 32
 
 _SIMPLE_ROWS = 8
 _ROUTER_ROWS = 64  # up to so many, the router's few outputs keep more blocks busy without tensor cores
-_TILE_ROWS = (16, 64)  # mixture_mma.cu: ROWS
-_STAGES = {16: 4, 64: 3}
+_TILE_ROWS = (16, 64, 128)  # mixture_mma.cu: ROWS
+_STAGES = {16: 4, 64: 3, 128: 3}
+LARGE_ROWS = 128
+"""Rows of a tile of prompts: where an expert has so many pairs that few tiles are not full, and the step so many rows
+that one expert alone has blocks enough."""
+_LARGE_PAIRS, _LARGE_STEP = 256, 1024
+ITEM_SIBLINGS = 1 << 15  # mixture_sort.cu: SIBLINGS
 _PITCH = 64 * 2 + 16  # mixture_mma.cu: PITCH
 _WEIGHT_ROWS = 128  # mixture_mma.cu: WEIGHT_ROWS
 _SIMPLE_OUTPUTS = 8  # mixture_simple.cu: WARPS * OUTPUTS
@@ -92,12 +97,15 @@ def product_rows(num_rows: int, pairs_per_expert: float, scalar: torch.dtype, pr
         return 1
     if not properties.has_tensor_kernels or scalar is torch.float32 or MIXTURE_MMA in properties.avoided:
         return _SIMPLE_ROWS
+    is_large = pairs_per_expert >= _LARGE_PAIRS and num_rows >= _LARGE_STEP
+    if is_large and MIXTURE_LARGE not in properties.avoided:
+        return LARGE_ROWS
     return _TILE_ROWS[pairs_per_expert >= _TILE_ROWS[1] / 2]
 
 
 def router_rows(num_rows: int, scalar: torch.dtype, properties: DeviceProperties) -> int:
     """The same for the router's product."""
-    rows = product_rows(num_rows, num_rows, scalar, properties)
+    rows = product_rows(num_rows, min(num_rows, _TILE_ROWS[1]), scalar, properties)
     return rows if rows <= _SIMPLE_ROWS or num_rows > _ROUTER_ROWS else _SIMPLE_ROWS
 
 
@@ -106,7 +114,7 @@ def max_sorted_items(num_pairs: int, num_experts: int, rows: int) -> int:
     return num_pairs // rows + min(num_pairs, num_experts)
 
 
-def product_launch(shape: ProductShape, rows: int) -> ProductLaunch:
+def product_launch(shape: ProductShape, rows: int, properties: DeviceProperties) -> ProductLaunch:
     """The kernel of a product over items of ``rows`` pairs: tensor cores for as many as fill their tiles."""
     defines: dict[str, str | int | torch.dtype] = {
         "scalar": shape.scalar,
@@ -119,10 +127,11 @@ def product_launch(shape: ProductShape, rows: int) -> ProductLaunch:
         return ProductLaunch(
             variant("mixtures/mixture_simple.cu", "expert_product", **defines), rows, _SIMPLE_OUTPUTS, 0
         )
-    stages = _STAGES[rows]
+    stages = min(_STAGES[rows], properties.shared_bytes_per_block // ((rows + _WEIGHT_ROWS) * _PITCH))
     chosen = variant("mixtures/mixture_mma.cu", "expert_product", **defines, stages=stages)
     outputs = _WEIGHT_ROWS // 2 if shape.is_gated else _WEIGHT_ROWS
-    return ProductLaunch(chosen, rows, outputs, stages * (rows + _WEIGHT_ROWS) * _PITCH)
+    threads = 2 * _THREADS if rows == LARGE_ROWS else _THREADS
+    return ProductLaunch(chosen, rows, outputs, stages * (rows + _WEIGHT_ROWS) * _PITCH, threads)
 
 
 def route_variant(mixture: Mixture, scalar: torch.dtype) -> KernelVariant:
@@ -225,7 +234,7 @@ def run_product(
     runtime: CudaRuntime, matrix: Matrix, work: Work, rows: Rows, out: Rows, columns: range | None = None
 ) -> None:
     """``columns`` of the outputs (None: all) of each pair's row."""
-    launch = product_launch(matrix.shape, work.rows)
+    launch = product_launch(matrix.shape, work.rows, runtime.properties)
     columns = range(matrix.outputs) if columns is None else columns
     params = ProductParams(
         x=rows.address,

@@ -138,6 +138,11 @@ class WidenParams(ctypes.Structure):
     """Of widen_rows."""
 
 
+@declared_in("cuda/products/float8_mma.cu")
+class Float8Params(ctypes.Structure):
+    """Of float8_product."""
+
+
 @declared_in("cuda/products/quantise_rows.cu")
 class QuantiseParams(ctypes.Structure):
     """Of quantise_rows."""

@@ -59,6 +59,7 @@ STRUCTURE_OF_SOURCE = {
     "products/quantised_simple.cu": cuda_params.QuantisedParams,
     "products/quantised_mma.cu": cuda_params.QuantisedParams,
     "products/quantised_widen.cu": cuda_params.WidenParams,
+    "products/float8_mma.cu": cuda_params.Float8Params,
     "products/quantise_rows.cu": cuda_params.QuantiseParams,
     "products/skinny_mma.cu": cuda_params.SkinnyParams,
     "products/lora_shrink.cu": cuda_params.LoraParams,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from adapter_files import save_adapter
-from engine_answers import drawn_prompts
+from engine_answers import drawn_prompts, logits_behind
 from fake_gpu import FakeGpu, take_gpu
 from gguf_files import GgufCheckpoint
 from late_gpu import LateGpu
@@ -48,6 +50,21 @@ def test_quantised_weights_answer_as_the_dequantised_ones(
     assert answers(llm, prompts) == greedy(checkpoint.model, prompts, NUM_TOKENS)
     assert llm.get_stats()["num_graph_replays"] >= NUM_TOKENS - 1
     assert {"quantised_product", "widen_rows"} <= gpu.runtime.launched
+
+
+def test_fp8_blocks_are_multiplied_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 32 rows in float8 on both sides, in replayed steps too; tokens as likely as the model says."""
+    gpu = take_gpu(monkeypatch, FakeGpu())
+    checkpoint = make_checkpoint("fp8-block", tmp_path)
+    llm = LLM(str(checkpoint.path), **(LIMITS | {"dtype": "bfloat16"}))
+    prompts = prompts_of(1, 9, 30, 17, 25)
+    outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], replace(PARAMS, logprobs=0))
+    assert {"float8_product", "quantise_rows"} <= gpu.runtime.launched
+    for prompt, output in zip(prompts, outputs, strict=True):
+        tokens = list(output.outputs[0].token_ids)
+        rows = torch.log_softmax(logits_behind(checkpoint.model, prompt, tokens), -1)
+        expected = rows.gather(1, torch.tensor(tokens)[:, None]).sum()
+        assert output.outputs[0].cumulative_logprob == pytest.approx(float(expected), abs=0.1 * NUM_TOKENS)
 
 
 class Adapted:

@@ -112,6 +112,31 @@ def test_tensor_cores(num_rows: int) -> None:
     check(PLAIN, BF16, num_rows, EmulatedRuntime())
 
 
+@pytest.mark.parametrize("mixture", [PLAIN, GPT_OSS, SHARED], ids=["plain", "bias", "shared"])
+def test_tiles_of_128_rows(mixture: Mixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several items of each expert, the last not full, and several tiles of outputs; a shared expert's tiles too."""
+    monkeypatch.setattr(mixture_launch, "_LARGE_PAIRS", 65)
+    monkeypatch.setattr(mixture_launch, "_LARGE_STEP", 65)
+    runtime, wide = EmulatedRuntime(), replace(mixture, expert=replace(mixture.expert, size=136))
+    check(wide, F16, 500, runtime)
+    tiles = {dict(each.defines)["ROWS"] for each in runtime._kernels if each.kernel == "expert_product"}
+    assert tiles == {64, 128}, "the router's, and the experts'"
+
+
+def test_few_pairs_have_small_tiles() -> None:
+    """And devices of less shared memory fewer stages."""
+    given = (BF16, EMULATED_PROPERTIES)
+    assert [mixture_launch.product_rows(8192, pairs, *given) for pairs in (8, 32, 255, 256)] == [16, 64, 64, 128]
+    assert mixture_launch.product_rows(512, 512, *given) == 64
+    assert mixture_launch.router_rows(8192, *given) == 64
+    avoiding = replace(EMULATED_PROPERTIES, avoided=frozenset({"mixture_large"}))
+    assert mixture_launch.product_rows(8192, 256, BF16, avoiding) == 64
+    ada = replace(EMULATED_PROPERTIES, capability=(8, 9), shared_bytes_per_block=99 * 1024)
+    shape = mixture_launch.ProductShape(BF16, F32)
+    launches = [mixture_launch.product_launch(shape, 128, each) for each in (EMULATED_PROPERTIES, ada)]
+    assert [launch.shared_bytes // 1024 for launch in launches] == [108, 72]
+
+
 @pytest.mark.parametrize("num_rows", [3, 37])
 def test_float32(num_rows: int) -> None:
     check(SHARED, F32, num_rows, EmulatedRuntime())

@@ -8,20 +8,17 @@ import pytest
 import torch
 from quantised_cases import KINDS, Kind, random_weight
 
-from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, FORWARD, EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
-from kvplan_engine.kernels.cuda.products.quantised import (
-    CudaQuantised,
-    WeightShape,
-    multiplies_float8,
-    quantised_launch,
-)
+from kvplan_engine.kernels.cuda.products.float8 import float8_launch, multiplies_blocks, multiplies_float8
+from kvplan_engine.kernels.cuda.products.quantised import CudaQuantised, WeightShape, quantised_launch
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 BOUND = {F32: 2e-5, F16: 2e-3, BF16: 2**-7}
+SHUFFLED = 7
 KIND = {kind.name: kind for kind in KINDS}
 
 
@@ -43,12 +40,17 @@ def on_device(weight: QuantisedWeight, device: torch.device) -> QuantisedWeight:
 
 
 def product(
-    weight: QuantisedWeight, bias: torch.Tensor | None, x: torch.Tensor, runtime: CudaRuntime, room: int = 1 << 16
+    weight: QuantisedWeight,
+    bias: torch.Tensor | None,
+    x: torch.Tensor,
+    runtime: CudaRuntime,
+    room: int = 1 << 16,
+    pad: int = 3,
 ) -> torch.Tensor:
     """The kernels' [T, outputs] in memory that was full of something else."""
     device, outputs = runtime.device, weight.num_outputs
     memory = StepMemory(torch.full((room,), 0x7F, dtype=torch.uint8, device=device))
-    out = torch.full((x.shape[0], outputs + 3), 768.0, dtype=x.dtype, device=device)
+    out = torch.full((x.shape[0], outputs + pad), 768.0, dtype=x.dtype, device=device)
     there = None if bias is None else bias.to(device)
     kernels = CudaQuantised(runtime, memory, on_device(weight, device), there, x.dtype)
     kernels.multiply(x.to(device), out[:, :outputs])
@@ -177,6 +179,66 @@ def test_what_is_not_multiplied_in_float8(
 ) -> None:
     assert multiplies_float8(float8_weight(), BF16, replace(EMULATED_PROPERTIES, capability=(8, 9)))
     assert not multiplies_float8(weight, scalar, replace(EMULATED_PROPERTIES, capability=capability))
+
+
+def block_weight(outputs: int, num_blocks: int) -> QuantisedWeight:
+    """Codes of fp8 with a scale for each 128 x 128, the last of them cut off."""
+    weight = weight_of(replace(KIND["fp8"], group=128), outputs, num_blocks)
+    scales = weight.scales[::128].repeat_interleave(128, dim=0)[:outputs].contiguous()
+    return replace(weight, scales=scales, rounds_inputs=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "scalar", "order", "capability"),
+    [
+        (17, 144, BF16, FORWARD, (9, 0)),  # one tile of 32 rows that is not full, scales of two blocks
+        (17, 144, BF16, FORWARD, (8, 9)),  # by products of float8
+        (70, 80, F16, BACKWARD, (9, 0)),  # tiles of 64
+        (150, 272, BF16, SHUFFLED, (12, 0)),  # of 128
+        (150, 272, BF16, SHUFFLED, (10, 0)),
+        (40, 16, BF16, FORWARD, (9, 0)),  # no tile is full
+    ],
+)
+def test_blocks_in_float8(
+    rows: int, outputs: int, scalar: torch.dtype, order: int, capability: tuple[int, int]
+) -> None:
+    """The product of exactly these numbers, whole and in pieces where there is little room; strided rows of both."""
+    weight = block_weight(outputs, 5)
+    runtime = EmulatedRuntime(replace(EMULATED_PROPERTIES, capability=capability), order)
+    assert multiplies_blocks(weight, scalar, runtime.properties)
+    bias = torch.randn(outputs, generator=torch.Generator().manual_seed(1)).to(scalar)
+    x = rows_of(rows, weight.num_inputs, scalar)
+    x[3] = 0
+    groups = x.double().view(rows, -1, 128)
+    scales = (groups.abs().amax(2, keepdim=True).float() / 448).double()
+    scales[scales == 0] = 1
+    rounded = (groups.float() / scales.float()).to(torch.float8_e4m3fn).double() * scales
+    want = rounded.view(rows, -1) @ weight.dequantised().double().t() + bias.double()
+    for room in (1 << 18, 33 * (weight.num_inputs + 20)):
+        found = product(weight, bias, x, runtime, room=room, pad=8).double()
+        assert {each.kernel for each in runtime._kernels} == {"quantise_rows", "float8_product"}
+        assert ((found - want).abs() <= BOUND[scalar] * (1 + want.abs())).all()
+
+
+def test_other_blocks_are_widened() -> None:
+    weight, h100 = block_weight(256, 2), replace(EMULATED_PROPERTIES, num_multiprocessors=132)
+    assert multiplies_blocks(weight, BF16, replace(h100, capability=(8, 9)))
+    assert not multiplies_blocks(weight, BF16, replace(h100, capability=(8, 6)))
+    assert not multiplies_blocks(weight, F32, h100)
+    assert not multiplies_blocks(replace(weight, rounds_inputs=False), BF16, h100)
+    assert not multiplies_blocks(weight.with_rows(lambda rows: rows[64:]), BF16, h100), "blocks begin elsewhere"
+    assert [float8_launch(BF16, rows, 7168, h100).rows for rows in (17, 64, 65, 128, 256)] == [32, 64, 64, 64, 128]
+    ada = replace(h100, capability=(8, 9), shared_bytes_per_block=99 * 1024)
+    assert dict(float8_launch(BF16, 4096, 7168, ada).variant.defines)["STAGES"] == 2
+
+
+def test_blocks_are_widened_where_their_kernel_is_avoided() -> None:
+    weight = block_weight(32, 1)
+    runtime = EmulatedRuntime(replace(EMULATED_PROPERTIES, avoided=frozenset({"float8_short"})))
+    x = rows_of(40, 128, BF16)
+    found = product(weight, None, x, runtime, pad=8)
+    assert {each.kernel for each in runtime._kernels} == {"widen_rows"}
+    assert torch.allclose(found.float(), x.float() @ weight.dequantised().t(), atol=0.05, rtol=0.02)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -83,20 +83,21 @@ def check(
 
 LATENT = Sizes(20, 1, 48, 32, is_latent=True)
 MANY = Sizes(70, 1, 48, 32, is_latent=True)
+EVEN = Sizes(20, 1, 64, 32, is_latent=True)  # a warp copies whole tokens of a page
 APART = Sizes(4, 2, 32, 48)
 
 
 @pytest.mark.parametrize(
     ("sizes", "block_size", "dtype"),
-    [(LATENT, 3, F32), (LATENT, 16, BF16), (MANY, 3, F16), (APART, 16, F32), (APART, 5, F16)],
-    ids=["latent", "latent bfloat16", "more heads than a block has", "apart", "apart float16"],
+    [(LATENT, 3, F32), (LATENT, 16, BF16), (EVEN, 16, BF16), (MANY, 3, F16), (APART, 16, F32), (APART, 5, F16)],
+    ids=["latent", "latent bfloat16", "even rows", "more heads than a block has", "apart", "apart float16"],
 )
 def test_attention_is_as_defined(sizes: Sizes, block_size: int, dtype: torch.dtype) -> None:
     check(sizes, block_size, dtype, EmulatedRuntime(order=BACKWARD))
 
 
 @pytest.mark.parametrize(
-    ("sizes", "block_size", "dtype"), [(LATENT, 16, BF16), (APART, 16, F32)], ids=["latent", "apart"]
+    ("sizes", "block_size", "dtype"), [(EVEN, 16, BF16), (APART, 16, F32)], ids=["latent", "apart"]
 )
 def test_parts_of_tiles(monkeypatch: pytest.MonkeyPatch, sizes: Sizes, block_size: int, dtype: torch.dtype) -> None:
     """Tokens behind a prefix are cut into parts of 64 and more on a device that has room for them."""

@@ -1,7 +1,7 @@
 """Products with quantised weights on a CUDA device (csrc/cuda/products/quantised*.cu): nothing waits or is read back.
 
 Few rows are multiplied with the codes. For more, some rows of the weight at a time are widened into the workspace, and
-torch multiplies with these; FP8 weights it multiplies as they are where it can (``float8``).
+torch multiplies with these; FP8 weights are multiplied as they are where that is possible (``float8``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from kvplan_engine.kernels.cuda.checks import VECTOR_BYTES, rows_are_aligned
 from kvplan_engine.kernels.cuda.launching.families import QUANTISED_MMA
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError, KernelVariant, variant
-from kvplan_engine.kernels.cuda.params import QuantisedParams, QuantiseParams, WidenParams
+from kvplan_engine.kernels.cuda.params import QuantisedParams, WidenParams
+from kvplan_engine.kernels.cuda.products.float8 import book_kind, float8_product
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.quantised_weight import LARGEST_GROUP, QuantisedWeight
 
@@ -82,14 +83,6 @@ class WeightShape:
             "book": self.book,
             "minimums": int(self.has_minimums),
         }
-
-
-def book_kind(weight: QuantisedWeight) -> str:
-    """How the kernels find what a code stands for: by counting, as a float8, or in the book."""
-    if weight.zero is not None:
-        return "linear"
-    float8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().nan_to_num(0.0)
-    return "float8" if torch.equal(weight.book.cpu(), float8[: weight.book.numel()]) else "table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +161,7 @@ class CudaQuantised:
         self._runtime, self._memory, self._weight, self._bias = runtime, memory, weight, bias
         self._shape = WeightShape.of(weight, scalar)
         self._zero = float(weight.zero or 0)
-        self._float8: Float8Product | None = None
-        if multiplies_float8(weight, scalar, runtime.properties):
-            self._float8 = Float8Product(runtime, memory, weight, bias)
+        self._float8 = float8_product(runtime, memory, weight, bias, scalar)
         for name, part in (("codes", weight.codes), ("scales", weight.scales), ("minimums", weight.minimums)):
             if part is not None and not (part.is_contiguous() and part.data_ptr() % VECTOR_BYTES == 0):
                 raise ValueError(f"{name} are not contiguous from a multiple of {VECTOR_BYTES} bytes on")
@@ -257,75 +248,3 @@ class CudaQuantised:
             "minimums": None if weight.minimums is None else weight.minimums.data_ptr(),
             "book": weight.book.data_ptr(),
         }
-
-
-# Products of many rows with FP8 weights, in float8 on both sides: torch's, over rows rounded by a kernel of ours.
-#
-# For weights with one scale for each output, or for all, of checkpoints that say that inputs are rounded too. torch has
-# the product from compute capability 8.9 on.
-
-
-_CAPABILITY = (8, 9)
-_MULTIPLE = 16  # of inputs and outputs, which torch._scaled_mm asks for
-_FLOAT8_THREADS = 256  # quantise_rows.cu: THREADS
-
-
-def multiplies_float8(weight: QuantisedWeight, scalar: torch.dtype, properties: DeviceProperties) -> bool:
-    """Whether torch._scaled_mm takes the codes as they are, and the checkpoint means it so."""
-    plain = weight.rounds_inputs and weight.minimums is None and weight.order is None
-    if not plain or scalar is not torch.bfloat16 or properties.capability < _CAPABILITY:
-        return False
-    whole = weight.num_inputs % _MULTIPLE == 0 and weight.num_outputs % _MULTIPLE == 0
-    return (
-        whole
-        and book_kind(weight) == "float8"
-        and torch.equal(weight.scales, weight.scales[:, :1].expand_as(weight.scales))
-    )
-
-
-class Float8Product:
-    """x @ weight.T + bias for a weight that ``multiplies_float8``, rows of x rounded in ``memory``."""
-
-    def __init__(
-        self, runtime: CudaRuntime, memory: StepMemory, weight: QuantisedWeight, bias: torch.Tensor | None
-    ) -> None:
-        self._runtime, self._memory, self._bias = runtime, memory, bias
-        self._transposed = weight.codes.view(torch.float8_e4m3fn).t()
-        self._scales = weight.scales[:, :1].float().t().contiguous()
-
-    def takes(self, x: torch.Tensor, out: torch.Tensor) -> bool:
-        """Whether torch can write to ``out``, and the kernel read x."""
-        return out.is_contiguous() and rows_are_aligned(x)
-
-    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """x [T, inputs] bfloat16, out [T, outputs]."""
-        num_inputs = x.shape[1]
-        step = self._memory.most_rows(num_inputs + torch.float32.itemsize, torch.uint8)
-        for first in range(0, x.shape[0], step):
-            rows = x[first : first + step]
-            codes, scales = self._rounded(rows)
-            torch._scaled_mm(
-                codes,
-                self._transposed,
-                scales,
-                self._scales,
-                bias=self._bias,
-                out_dtype=out.dtype,
-                out=out[first : first + step],
-            )
-
-    def _rounded(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x in float8 [T, inputs], and the scale of each row [T, 1]."""
-        num_rows, num_inputs = x.shape
-        count = num_rows * num_inputs  # a multiple of 16, so the scales behind are aligned
-        room = self._memory.matrix(1, count + num_rows * torch.float32.itemsize, torch.uint8)[0]
-        codes = room[:count].view(torch.float8_e4m3fn).view(num_rows, num_inputs)
-        scales = room[count:].view(torch.float32).view(num_rows, 1)
-        params = QuantiseParams(x.data_ptr(), codes.data_ptr(), scales.data_ptr(), x.stride(0), num_inputs)
-        self._runtime.kernel(quantise_variant(x.dtype))((num_rows, 1), _FLOAT8_THREADS, 0, params)
-        return codes, scales
-
-
-def quantise_variant(scalar: torch.dtype) -> KernelVariant:
-    """The kernel that rounds rows."""
-    return variant("products/quantise_rows.cu", "quantise_rows", scalar=scalar)
