@@ -67,6 +67,17 @@ def test_nothing_is_faster_than_its_data_sheet_whatever_was_measured() -> None:
     assert known.interval(_kind(generation="AMD", kind="mixture"), "tpot", in_any_direction=False) == slow
 
 
+def test_a_tpot_by_a_data_sheet_reaches_as_far_as_all_of_them_did() -> None:
+    own, sheets = ErrorInterval(0.8, 1.5, 60, 6), ErrorInterval(0.9, 4.0, 40, 5)
+    groups = {(ErrorGroup("dense", None), "tpot"): own, (ErrorGroup(None, None), "tpot_sheet"): sheets}
+    known = PublishedErrors(groups | {(ErrorGroup("dense", None), "ttft"): own})
+    by_sheet = known.interval(_kind(), "tpot", in_any_direction=False)
+    assert by_sheet == replace(own, high=4.0)
+    assert known.interval(_kind(), "ttft", in_any_direction=False) == own
+    by_kernels = known.interval(_kind(), "tpot")
+    assert by_kernels is not None and by_kernels.high == 1.5
+
+
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [(0.9, 1.15, "15 %"), (0.8, 1.1, "25 %"), (0.5, 1.1, "a factor of 2"), (0.9, 2.43, "a factor of 2.4")],

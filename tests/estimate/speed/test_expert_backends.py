@@ -11,6 +11,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.kernels.expert_backends import check_backend, with_backend
 from kvplan.estimate.speed.steps.rank_step import ExpertSpeed
@@ -115,3 +116,17 @@ def test_cutlass_in_4_bits_takes_longer_than_trtllm(engine: str) -> None:
     more = _experts(found).layer_seconds - _experts(fitted).layer_seconds
     assert 48 * more == pytest.approx(12.84e-3 - 7.60e-3, rel=0.01)
     assert found.short_note.endswith("take 0.109 ms a layer more, as one sequence did alone")
+
+
+@pytest.mark.parametrize(("model", "times"), [("gemma-4-26b-a4b-nvfp4", 4.0), ("gemma-4-26b-a4b", 1.0)])
+def test_marlin_multiplies_in_16_bits_where_no_kernels_were_measured(model: str, times: float) -> None:
+    """A GB10 has no tables, and four times as many operations in 4-bit floats; decoding reads as many bytes."""
+    spec, gpu = resolve_model(model), find_gpu("gb10")
+    work = model_work(spec, 16 * 10**9, "bfloat16", ParallelLayout())
+    by_engine, by_marlin = (
+        engine_speed_model(EngineChoice("vllm", "0.26.0"), work, gpu, 8192, 100, 5e4, None, asked).speed(1)
+        for asked in ("auto", "marlin")
+    )
+    ratio = by_marlin.ttft_seconds.low / by_engine.ttft_seconds.low
+    assert ratio == pytest.approx(times, rel=0.2)
+    assert by_marlin.tpot_seconds.low == pytest.approx(by_engine.tpot_seconds.low, rel=0.01)
