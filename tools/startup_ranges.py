@@ -245,7 +245,8 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
         first = FirstSight(pool, found.kv_cache_tokens, frozenset())
     else:
         maps = tensor_map_bytes(gpu, vllm_release(found.version), spec.layers) / GIB
-        first = first.with_known({"compilation": gain, "tensor maps": maps})
+        known = {"compilation": gain, "tensor maps": maps, "segments": rank.segment_bytes / GIB}
+        first = first.with_known(known)
     printed = available
     if available is None and tokens and found.kv_cache_tokens and first.tokens:
         available = _mended_layout_gib(tokens, found, first)

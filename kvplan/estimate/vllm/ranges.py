@@ -87,14 +87,21 @@ FIRST_CAPTURE_GIB: Final = 0.4
 """The part of graphs' memory that does not follow the number of sizes (kvplan.estimate.vllm.budget)."""
 
 Group = Literal[
-    "well compared", "unified memory", "rare kind", "older releases", "plain, newer releases", "newer releases"
+    "well compared",
+    "unified memory",
+    "rare kind",
+    "audio inputs",
+    "older releases",
+    "plain, newer releases",
+    "newer releases",
 ]
 """Groups of deployments whose errors were compared with each other, each with a factor of its own.
 
 Errors say something about a further start-up where the same is unknown of it. Releases that set graphs aside (0.21 and
 newer) err by what they estimate of them, which older ones do not subtract at all: the two ages have nothing to learn
 from each other's outliers. Nor do newer start-ups of plain models from those of quantized, drafted or seeing ones,
-whose weights and encoders have been wrong by a GiB. Of older releases both are too few.
+whose weights and encoders have been wrong by a GiB. Of older releases both are too few. Models that hear have further
+towers, and tables of inputs for each layer, of which others have nothing (Gemma 3n, Gemma 4 E2B and E4B).
 """
 
 
@@ -198,6 +205,8 @@ def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standin
         group = "unified memory"
     elif unseen is not None or sources[rarest] < 2:
         group = "rare kind"
+    elif "audio" in named["inputs"]:
+        group = "audio inputs"
     elif group == "older releases" and num_startups >= WELL_COMPARED:
         group = "well compared"
     return Standing(group, num_startups, rarest, sources[rarest], unseen)

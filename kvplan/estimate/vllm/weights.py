@@ -21,6 +21,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
 from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
+from kvplan.estimate.vllm.torch_allocator import CachingAllocator
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
 from kvplan.settings import MADE_WHILE_LOADING, FilledSettings
 from kvplan.units import MIB
@@ -140,6 +141,38 @@ def rank_weight_bytes(
     if is_first and with_towers:
         total += tower_bytes(spec, layout.tensor_parallel_size, dtype)
     return total + rope_table_bytes(spec, dtype, max_model_len, qwen3_positions)
+
+
+def loaded_beside(spec: ModelSpec, layers: range, plain: WeightShare, *, from_plain: bool) -> tuple[int, int]:
+    """Replay how ``layers`` are loaded: what they take beside their tensors, and what they leave free in PyTorch.
+
+    The second lies in segments that are partly in use and cannot be given back. vLLM makes all modules, layer by layer,
+    with a limit to splitting (``WeightShare.splits_large``).
+
+    from_plain: the format is made while loading. Each module is made when the file has given all its tensors, in the
+    model's dtype first. The piece that this leaves may be larger than the quantized module that takes it next, and is
+    not split (vllm/model_executor/layers/quantization/online/fp8.py and model_loader/reload/layerwise.py; 0.27.1, 0.32
+    and 0.33).
+    """
+    memory, expected, later = CachingAllocator(max_split_bytes=_NEVER_SPLIT_FROM), 0, list[_Made]()
+    for index in layers:
+        share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
+        tensors = (tensor for tensor in spec.layers[index].all_tensors if tensor.role != "lookup")
+        made = _made_tensors(tensors, share, from_plain=from_plain)
+        later += sorted((each for each in made if each.plain), key=lambda each: each.last)
+        sizes = [(size, each.plain) for each in made for size in (each.packed, each.others) if size > _SPLIT_ABOVE]
+        expected += sum(_rounded(size, share) for size, _ in sizes)
+        for size, is_made_later in sizes:
+            if not is_made_later:
+                memory.allocate(size)
+    for each in later:
+        whole = memory.allocate(each.plain)
+        for size in (each.packed, each.others):
+            if size > _SPLIT_ABOVE:
+                memory.allocate(size)
+        memory.release(whole)
+    memory.release_segments()
+    return memory.in_use_bytes - expected, memory.reserved_bytes - memory.in_use_bytes
 
 
 def buffer_bytes_per_token(layers: Iterable[LayerSpec], dtype: str) -> int:
@@ -361,15 +394,32 @@ def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
     the tensor may be split from (``WeightShare.splits_large``).
     vLLM merges q, k and v, and gate and up, into one tensor each; scales are tensors of their own.
     """
-    total, merged = 0, dict[str, list[int]]()
+    return sum(_rounded(size, share) for made in _made_tensors(tensors, share) for size in (made.packed, made.others))
+
+
+@dataclass(slots=True)
+class _Made:
+    """A tensor that vLLM makes of one or more of the checkpoint's: bytes of its weights, of scales and the like.
+
+    ``plain`` are its bytes in the model's dtype where its format is made while loading, else 0; ``last`` is the name of
+    the checkpoint's tensor that completes it, in the order of a file.
+    """
+
+    packed: int = 0
+    others: int = 0
+    plain: int = 0
+    last: str = ""
+
+
+def _made_tensors(tensors: Iterable[Tensor], share: WeightShare, *, from_plain: bool = False) -> list[_Made]:
+    made: dict[str, _Made] = {}
     for tensor in tensors:
-        sizes = _apart(tensor, share)
-        name = _merged_name(tensor.name)
-        if name is None:
-            total += sum(_rounded(size, share) for size in sizes)
-        else:
-            merged[name] = [each + size for each, size in zip(merged.get(name, (0, 0)), sizes, strict=True)]
-    return total + sum(_rounded(size, share) for sizes in merged.values() for size in sizes)
+        packed, others = _apart(tensor, share)
+        each = made.setdefault(_merged_name(tensor.name) or tensor.name, _Made())
+        each.packed, each.others, each.last = each.packed + packed, each.others + others, max(each.last, tensor.name)
+        if from_plain and share.formats.of(tensor, share.layer) is not None:
+            each.plain += prod(rank_shape(tensor, share.layout, share.head_rows)) * element_bytes(share.dtype)
+    return list(made.values())
 
 
 def _apart(tensor: Tensor, share: WeightShare) -> tuple[int, int]:
