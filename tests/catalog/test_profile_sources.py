@@ -15,7 +15,7 @@ _PACKAGE = re.compile(
 )
 _REPOSITORY_FILE = re.compile(r"github\.com/[\w.-]+/[\w.-]+, [\w./-]+\.\w+ at [0-9a-f]{40}")
 _HUB_FILE = re.compile(r"huggingface\.co/[\w.-]+/[\w.-]+, [\w./-]+\.json at [0-9a-f]{7,40}")
-_ROW = re.compile(r"row V\d{3}")
+_ROW = re.compile(r"row [A-Z]\d{3}")
 
 
 @pytest.mark.parametrize("profile", list(profiles()), ids=lambda profile: profile["name"])

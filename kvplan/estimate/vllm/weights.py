@@ -331,6 +331,7 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_posi
     height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4, and
     for Qwen3-VL and Qwen 3.5 as the release does. DeepSeek V4's tables are in float32, one for each base, both
     stretched alike (vllm/models/deepseek_v4/common/rope.py, DeepseekV4ScalingRotaryEmbedding; 0.20.2 to 0.33.0).
+    Gemma 4's table of full attention is as wide as a head, though a quarter turns (rotary_embedding/gemma4_rope.py).
     """
     rope = spec.rope
     if rope is None:
@@ -346,11 +347,10 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_posi
         positions = int(known * rope.factor)
     elif rope.scaling == "yarn" and rope.factor and rope.original_max_position_embeddings:
         positions = int(rope.original_max_position_embeddings * rope.factor)
-    if _has_local_rope(spec.raw_config):
-        positions += known
     if _turns_in_sections(spec.raw_config) and not spec.has_grouped_keys:
         positions *= qwen3_positions if _is_qwen3(spec.raw_config) else _SECTIONED_POSITIONS
-    return positions * rope.rotary_size * element_bytes(dtype)
+    sizes = positions * rope.rotary_size + known * sum(each.rotary_size for each in spec.further_ropes)
+    return sizes * element_bytes(dtype)
 
 
 _SECTIONED_POSITIONS = 4
@@ -360,13 +360,6 @@ _FLOAT32_BYTES = 4
 def _sections(config: Mapping[str, object]) -> list[Mapping[str, object]]:
     text = config.get("text_config")
     return [config, *([text] if isinstance(text, Mapping) else [])]
-
-
-def _has_local_rope(config: Mapping[str, object]) -> bool:
-    """Whether sliding layers turn at a frequency of their own (Gemma 3 and later)."""
-    return any(
-        "rope_local_base_freq" in section or section.get("model_type") == "gemma3_text" for section in _sections(config)
-    )
 
 
 def _turns_in_sections(config: Mapping[str, object]) -> bool:
