@@ -262,7 +262,7 @@ def _rank_memory(
     peak = activation_peak(
         spec, parts.layer_kinds, gpu, resolved, release, num_layers=num_layers, embeds=embeds, samples=samples
     )
-    graphs = _graph_bytes(spec, parts, gpu, settings, release)
+    graphs = _graph_bytes(spec, parts, gpu, resolved, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
     given = settings.kv_cache_memory_bytes
     weights = parts.weight_bytes + parts.buffer_bytes_per_token * settings.max_num_batched_tokens
@@ -295,14 +295,22 @@ def _rank_memory(
 
 
 def _graph_bytes(
-    spec: ModelSpec, parts: RankParts, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+    spec: ModelSpec, parts: RankParts, gpu: GpuProfile, resolved: VllmSettings, release: VllmRelease
 ) -> int:
     """vLLM's estimate of a rank's CUDA graphs, with what is first made while they are captured."""
+    settings = resolved.serving
     if settings.enforce_eager or gpu.is_cpu:
         return 0
     largest, layers = largest_graph(spec, gpu, settings, release), parts.layer_kinds
     whole = captures_whole_steps(spec, gpu, settings, release)
-    graphs = cudagraph_bytes(parts.num_layers, gpu, settings, largest, whole=whole and release.captures_whole_steps)
+    graphs = cudagraph_bytes(
+        parts.num_layers,
+        gpu,
+        settings,
+        largest,
+        whole=whole and release.captures_whole_steps,
+        measured=resolved.second_runner and resolved.subtract_graphs,
+    )
     workspace = attention_workspace_bytes(layers, gpu, settings, release) if whole else 0
     return graphs + workspace + index_graph_bytes(layers, settings, largest, whole=whole)
 

@@ -31,6 +31,7 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.startup_errors import Evidence, StartupErrors, startup_errors
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.compilation import timed_matrix_bytes
 from kvplan.estimate.vllm.kinds import LAYOUT, OLDER, PLACE, UNIFIED, Kinds, deployment_kinds, is_plain
 from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, printed_tokens
 from kvplan.estimate.vllm.weights import stored_formats
@@ -265,12 +266,20 @@ def warm_gain_bytes(predicted: VllmPrediction) -> int:
     return peak.peak_bytes - peak.warm_peak_bytes if predicted.rank.given_pool_bytes is None else 0
 
 
+def split_loss_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
+    """Return what a first start may have less than predicted where its release counts freed pieces that were split."""
+    release = vllm_release(predicted.version)
+    if predicted.rank.given_pool_bytes is not None or not release.counts_split_pieces:
+        return 0
+    return timed_matrix_bytes(spec, gpu, predicted.settings.serving, release)
+
+
 def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
     """Return the low end of the KV pool on one GPU, which about 19 of 20 start-ups exceed. Never negative."""
     errors = startup_errors()
     known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
     half = half_width_bytes(range_amounts(spec, gpu, predicted, known), errors, errors.factors[known.group])
-    return max(predicted.rank.available_kv_bytes - half, 0)
+    return max(predicted.rank.available_kv_bytes - split_loss_bytes(spec, gpu, predicted) - half, 0)
 
 
 def kv_range(
@@ -289,7 +298,7 @@ def kv_range(
     factor, applied = errors.factors[known.group], range_amounts(spec, gpu, predicted, known)
     amounts = {cause: amount for cause, amount in applied.items() if cause not in explained}
     available, half = predicted.rank.available_kv_bytes, half_width_bytes(amounts, errors, factor)
-    low = max(available - half, 0)
+    low = max(available - split_loss_bytes(spec, gpu, predicted) - half, 0)
     high = max(min(available + warm_gain_bytes(predicted) + half, predicted.rank.requested_bytes), 0)
     few, many = low // predicted.bytes_per_block, high // predicted.bytes_per_block
     layout = 1.0 if known.unseen_layout is None else errors.layout_factor
