@@ -47,6 +47,7 @@ from kvplan.estimate.vllm.ranges import (
     half_width_bytes,
     kv_range,
     range_amounts,
+    split_loss_bytes,
     standing,
     warm_gain_bytes,
 )
@@ -240,12 +241,13 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
     rank, is_first_sight = found.rank, first is not None
     tokens, available = _observed_tokens(row, found), number(row["available_kv_gib"])
     pool = rank.available_kv_bytes / GIB
-    gain = warm_gain_bytes(found) / GIB
+    gain, loss = warm_gain_bytes(found) / GIB, split_loss_bytes(spec, gpu, found) / GIB
     if first is None:
         first = FirstSight(pool, found.kv_cache_tokens, frozenset())
     else:
         maps = tensor_map_bytes(gpu, vllm_release(found.version), spec.layers) / GIB
-        first = first.with_known({"compilation": gain, "tensor maps": maps})
+        known = {"compilation": gain, "tensor maps": maps, "segments": rank.segment_bytes / GIB}
+        first = first.with_known(known)
     printed = available
     if available is None and tokens and found.kv_cache_tokens and first.tokens:
         available = _mended_layout_gib(tokens, found, first)
@@ -268,10 +270,10 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
         kinds=deployment_kinds(spec, gpu, found),
         tokens=tokens if is_whole else None,
         pool_gib=printed if is_whole and is_same_rank else None,
-        pool_error_gib=_outside(first.pool_gib - observed, gain)
+        pool_error_gib=_outside(first.pool_gib - observed, gain, loss)
         if is_comparable and observed and observed > 0
         else None,
-        memory_error_gib=_outside(first.pool_gib - available, gain)
+        memory_error_gib=_outside(first.pool_gib - available, gain, loss)
         if is_comparable and available is not None and available > 0 and is_same
         else None,
         is_first_sight=is_first_sight,
@@ -285,12 +287,12 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
     )
 
 
-def _outside(error: float, gain: float) -> float:
-    """Predicted less observed, where a start that finds its kernels compiled may have ``gain`` more than predicted.
+def _outside(error: float, gain: float, loss: float = 0.0) -> float:
+    """Predicted less observed, where a later start may have ``gain`` more than predicted and a first one ``loss`` less.
 
     Logs seldom say which they are, and the interval holds both: what lies between the two is no error.
     """
-    return min(error + gain, 0.0) if error < 0 else error
+    return min(error + gain, 0.0) if error < 0 else max(error - loss, 0.0)
 
 
 def _mended_layout_gib(tokens: float, found: VllmPrediction, first: FirstSight) -> float | None:

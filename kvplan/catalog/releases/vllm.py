@@ -53,6 +53,7 @@ class VllmRelease:
     peak_activation_has_graphs: bool
     huge_graph_sizes: bool
     counts_runner_state: bool
+    counts_split_pieces: bool
     blas_before_budget: bool
     splits_large_weights: bool
     # the profile run

@@ -44,6 +44,11 @@ vllm-project/vllm, which measured them before and after the first launch)."""
 _PIECES_LAYER_MIB = 0.3
 """What a batch size takes in a layer where pieces between attention layers are captured: 0.28 to 0.37 in the median of
 eleven start-ups of 0.8 to 0.10, which capture nothing else."""
+_MEASURED_PIECES_LAYER_MIB = 0.17
+"""The same as the second runner estimates it on other GPUs than Hopper: it captures all sizes and measures what they
+take, where the first one takes the second largest for each (profile_cudagraph_memory in
+vllm/v1/worker/gpu/cudagraph_utils.py, read in 0.32). Five start-ups of 0.29 to 0.31 print 0.16 to 0.2; one on an H100
+prints what the first runner would."""
 _WHOLE_LAYER_MIB, _WHOLE_LAYER_MIB_ON_HOPPER = 0.1, 0.2
 """The same of whole decode steps: what estimates of vLLM 0.18 to 0.29 have beyond pieces and the first capture, on
 A100, A6000, RTX 3090 Ti, 4090, 5090 and L40 (0.05 to 0.2), and on H100 (0.2 and 0.3)."""
@@ -122,7 +127,9 @@ def capture_sizes(largest: int, step: int = 1) -> tuple[int, ...]:
     return tuple(sorted(size for size in whole_steps if size <= largest))
 
 
-def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: FilledSettings, largest: int, *, whole: bool) -> int:
+def cudagraph_bytes(
+    num_layers: int, gpu: GpuProfile, settings: FilledSettings, largest: int, *, whole: bool, measured: bool = False
+) -> int:
     """Memory of the captured graphs, which is also what vLLM estimates of them before they are captured.
 
     The estimate is the first capture and, for each further size, what the second took
@@ -130,13 +137,15 @@ def cudagraph_bytes(num_layers: int, gpu: GpuProfile, settings: FilledSettings, 
     runner): in pieces for all sizes up to ``largest`` (``largest_graph``), and as whole steps for those that all
     sequences can fill. Each takes memory for every layer.
 
-    whole: whether decode steps are captured whole, too.
+    whole: whether decode steps are captured whole, too. measured: whether the second runner estimates.
     """
     step = 1 + settings.num_speculative_tokens if whole else 1
     sizes = capture_sizes(largest, step)
     whole_sizes = sum(step <= size <= settings.max_num_seqs * step for size in sizes) if whole else 0
-    whole_mib = _WHOLE_LAYER_MIB_ON_HOPPER if compute_capability(gpu)[0] == _HOPPER else _WHOLE_LAYER_MIB
-    further = max(len(sizes) - 1, 0) * _PIECES_LAYER_MIB + max(whole_sizes - 1, 0) * whole_mib
+    on_hopper = compute_capability(gpu)[0] == _HOPPER
+    whole_mib = _WHOLE_LAYER_MIB_ON_HOPPER if on_hopper else _WHOLE_LAYER_MIB
+    pieces_mib = _MEASURED_PIECES_LAYER_MIB if measured and not on_hopper else _PIECES_LAYER_MIB
+    further = max(len(sizes) - 1, 0) * pieces_mib + max(whole_sizes - 1, 0) * whole_mib
     return int(_FIRST_CAPTURE_GIB * GIB + num_layers * further * MIB)
 
 

@@ -15,6 +15,11 @@ A later start with the same settings finds its kernels in the compile cache (~/.
 takes nothing of this. Issue 54383 of vllm-project/vllm measured both for Qwen3-32B-AWQ on two RTX 4090: 0.47 GiB less
 for each GPU's cache at the first start (0.46 by this account), and issue 54122 tens of GiB for a model with large
 lookup tables.
+
+In 0.27.0 to 0.30 a first start may lose the matrix twice: the budget counts what PyTorch has reserved, and what a step
+keeps, however small, may have been split off the freed copy (a comment in vllm/v1/worker/gpu_worker.py of 0.31, which
+limits splitting while it profiles). Whether it does depends on the other free pieces: it is no part of a prediction,
+but of its interval (``estimate.vllm.ranges``).
 """
 
 from __future__ import annotations
@@ -33,9 +38,16 @@ def compiling_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, 
     """Return the peak of compiling on a rank that has the embedding; 0 where nothing of its size is timed."""
     if not _times_lookup(spec, gpu, settings, release):
         return 0
+    step = settings.max_num_batched_tokens * spec.hidden_size * element_bytes(settings.dtype)
+    return timed_matrix_bytes(spec, gpu, settings, release) + step + gpu.l2_cache_bytes
+
+
+def timed_matrix_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
+    """Return the copy of the embedding's matrix on which the lookup is timed; 0 where it is not."""
+    if not _times_lookup(spec, gpu, settings, release):
+        return 0
     rows = -(-spec.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING // settings.tensor_parallel_size
-    values = (rows + settings.max_num_batched_tokens) * spec.hidden_size
-    return values * element_bytes(settings.dtype) + gpu.l2_cache_bytes
+    return rows * spec.hidden_size * element_bytes(settings.dtype)
 
 
 def _times_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:

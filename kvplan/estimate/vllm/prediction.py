@@ -51,7 +51,9 @@ from kvplan.estimate.vllm.offloading import offloaded_bytes
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings, resolve_settings
 from kvplan.estimate.vllm.weights import (
+    WeightShare,
     buffer_bytes_per_token,
+    loaded_beside,
     per_layer_input_bytes,
     rank_weight_bytes,
     stream_buffer_bytes,
@@ -79,6 +81,8 @@ class RankMemory:
     """Whether vLLM refuses a ``max_num_seqs`` above the number of blocks."""
     given_pool_bytes: int | None = None
     """``--kv-cache-memory-bytes``: the pool is that, whatever is left, and all of the GPU is the budget."""
+    segment_bytes: int = 0
+    """Of ``non_torch_bytes``: what PyTorch keeps of segments that are partly in use, where the budget counts it."""
     offloaded_bytes: int = 0
     """``--cpu-offload-gb``: weights that lie in the host's memory, beside ``weight_bytes``."""
 
@@ -258,12 +262,13 @@ def _rank_memory(
     peak = activation_peak(
         spec, parts.layer_kinds, gpu, resolved, release, num_layers=num_layers, embeds=embeds, samples=samples
     )
-    graphs = _graph_bytes(spec, parts, gpu, settings, release)
+    graphs = _graph_bytes(spec, parts, gpu, resolved, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
     given = settings.kv_cache_memory_bytes
     weights = parts.weight_bytes + parts.buffer_bytes_per_token * settings.max_num_batched_tokens
     weights += per_layer_input_bytes(spec, settings) + (stream_buffer_bytes(spec, settings) if samples else 0)
     offloaded = offloaded_bytes(spec, part, gpu, settings, weights)
+    segments = parts.segment_bytes if release.counts_runner_state else 0
     return RankMemory(
         weight_bytes=weights - offloaded,
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
@@ -273,7 +278,9 @@ def _rank_memory(
             release,
             parts.layer_kinds,
             exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens,
-        ),
+        )
+        + segments,
+        segment_bytes=segments,
         cudagraph_bytes=graphs,
         subtracted_graph_bytes=graphs if resolved.subtract_graphs or given is not None else 0,
         requested_bytes=requested_bytes(settings, release)
@@ -288,14 +295,22 @@ def _rank_memory(
 
 
 def _graph_bytes(
-    spec: ModelSpec, parts: RankParts, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+    spec: ModelSpec, parts: RankParts, gpu: GpuProfile, resolved: VllmSettings, release: VllmRelease
 ) -> int:
     """vLLM's estimate of a rank's CUDA graphs, with what is first made while they are captured."""
+    settings = resolved.serving
     if settings.enforce_eager or gpu.is_cpu:
         return 0
     largest, layers = largest_graph(spec, gpu, settings, release), parts.layer_kinds
     whole = captures_whole_steps(spec, gpu, settings, release)
-    graphs = cudagraph_bytes(parts.num_layers, gpu, settings, largest, whole=whole and release.captures_whole_steps)
+    graphs = cudagraph_bytes(
+        parts.num_layers,
+        gpu,
+        settings,
+        largest,
+        whole=whole and release.captures_whole_steps,
+        measured=resolved.second_runner and resolved.subtract_graphs,
+    )
     workspace = attention_workspace_bytes(layers, gpu, settings, release) if whole else 0
     return graphs + workspace + index_graph_bytes(layers, settings, largest, whole=whole)
 
@@ -328,6 +343,12 @@ def _rank_parts(
         absorbs_latents=release.v1 and release.latent_cache,
         qwen3_positions=release.qwen3_positions,
     )
+    segment_bytes, formats = 0, known.stored_formats(quantization)
+    if not splits_large:
+        share = WeightShare(settings.dtype, formats, layout, 1, None, True, False, inner_step, splits_large)
+        from_plain = spec.quantization is None and quantization == "fp8"
+        beside, segment_bytes = loaded_beside(as_loaded(spec, release), part, share, from_plain=from_plain)
+        weight_bytes += beside if from_plain else 0
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
     if spec.drafter is not None and part.stop == spec.num_layers:
         weight_bytes += drafter_weight_bytes(
@@ -342,7 +363,8 @@ def _rank_parts(
         layers += cached_layers(spec.drafter)
     kept = cache_settings(spec, settings)
     blocks = plan_blocks(layers, kept, settings.block_size, release, state_chunk=resolved.state_chunk)
-    found = RankParts(layers, _distinct(layers), weight_bytes, blocks, buffer_bytes_per_token(layers, settings.dtype))
+    buffers = buffer_bytes_per_token(layers, settings.dtype)
+    found = RankParts(layers, _distinct(layers), weight_bytes, blocks, buffers, segment_bytes)
     known.parts[key] = found
     return found
 

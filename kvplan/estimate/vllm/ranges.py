@@ -31,6 +31,7 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.startup_errors import Evidence, StartupErrors, startup_errors
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.compilation import timed_matrix_bytes
 from kvplan.estimate.vllm.kinds import LAYOUT, OLDER, PLACE, UNIFIED, Kinds, deployment_kinds, is_plain
 from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, printed_tokens
 from kvplan.estimate.vllm.weights import stored_formats
@@ -87,14 +88,21 @@ FIRST_CAPTURE_GIB: Final = 0.4
 """The part of graphs' memory that does not follow the number of sizes (kvplan.estimate.vllm.budget)."""
 
 Group = Literal[
-    "well compared", "unified memory", "rare kind", "older releases", "plain, newer releases", "newer releases"
+    "well compared",
+    "unified memory",
+    "rare kind",
+    "audio inputs",
+    "older releases",
+    "plain, newer releases",
+    "newer releases",
 ]
 """Groups of deployments whose errors were compared with each other, each with a factor of its own.
 
 Errors say something about a further start-up where the same is unknown of it. Releases that set graphs aside (0.21 and
 newer) err by what they estimate of them, which older ones do not subtract at all: the two ages have nothing to learn
 from each other's outliers. Nor do newer start-ups of plain models from those of quantized, drafted or seeing ones,
-whose weights and encoders have been wrong by a GiB. Of older releases both are too few.
+whose weights and encoders have been wrong by a GiB. Of older releases both are too few. Models that hear have further
+towers, and tables of inputs for each layer, of which others have nothing (Gemma 3n, Gemma 4 E2B and E4B).
 """
 
 
@@ -198,6 +206,8 @@ def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standin
         group = "unified memory"
     elif unseen is not None or sources[rarest] < 2:
         group = "rare kind"
+    elif "audio" in named["inputs"]:
+        group = "audio inputs"
     elif group == "older releases" and num_startups >= WELL_COMPARED:
         group = "well compared"
     return Standing(group, num_startups, rarest, sources[rarest], unseen)
@@ -256,12 +266,20 @@ def warm_gain_bytes(predicted: VllmPrediction) -> int:
     return peak.peak_bytes - peak.warm_peak_bytes if predicted.rank.given_pool_bytes is None else 0
 
 
+def split_loss_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
+    """Return what a first start may have less than predicted where its release counts freed pieces that were split."""
+    release = vllm_release(predicted.version)
+    if predicted.rank.given_pool_bytes is not None or not release.counts_split_pieces:
+        return 0
+    return timed_matrix_bytes(spec, gpu, predicted.settings.serving, release)
+
+
 def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
     """Return the low end of the KV pool on one GPU, which about 19 of 20 start-ups exceed. Never negative."""
     errors = startup_errors()
     known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
     half = half_width_bytes(range_amounts(spec, gpu, predicted, known), errors, errors.factors[known.group])
-    return max(predicted.rank.available_kv_bytes - half, 0)
+    return max(predicted.rank.available_kv_bytes - split_loss_bytes(spec, gpu, predicted) - half, 0)
 
 
 def kv_range(
@@ -280,7 +298,7 @@ def kv_range(
     factor, applied = errors.factors[known.group], range_amounts(spec, gpu, predicted, known)
     amounts = {cause: amount for cause, amount in applied.items() if cause not in explained}
     available, half = predicted.rank.available_kv_bytes, half_width_bytes(amounts, errors, factor)
-    low = max(available - half, 0)
+    low = max(available - split_loss_bytes(spec, gpu, predicted) - half, 0)
     high = max(min(available + warm_gain_bytes(predicted) + half, predicted.rank.requested_bytes), 0)
     few, many = low // predicted.bytes_per_block, high // predicted.bytes_per_block
     layout = 1.0 if known.unseen_layout is None else errors.layout_factor

@@ -21,6 +21,7 @@ from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
 from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
+from kvplan.estimate.vllm.torch_allocator import CachingAllocator
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
 from kvplan.settings import MADE_WHILE_LOADING, FilledSettings
 from kvplan.units import MIB
@@ -140,6 +141,38 @@ def rank_weight_bytes(
     if is_first and with_towers:
         total += tower_bytes(spec, layout.tensor_parallel_size, dtype)
     return total + rope_table_bytes(spec, dtype, max_model_len, qwen3_positions)
+
+
+def loaded_beside(spec: ModelSpec, layers: range, plain: WeightShare, *, from_plain: bool) -> tuple[int, int]:
+    """Replay how ``layers`` are loaded: what they take beside their tensors, and what they leave free in PyTorch.
+
+    The second lies in segments that are partly in use and cannot be given back. vLLM makes all modules, layer by layer,
+    with a limit to splitting (``WeightShare.splits_large``).
+
+    from_plain: the format is made while loading. Each module is made when the file has given all its tensors, in the
+    model's dtype first. The piece that this leaves may be larger than the quantized module that takes it next, and is
+    not split (vllm/model_executor/layers/quantization/online/fp8.py and model_loader/reload/layerwise.py; 0.27.1, 0.32
+    and 0.33).
+    """
+    memory, expected, later = CachingAllocator(max_split_bytes=_NEVER_SPLIT_FROM), 0, list[_Made]()
+    for index in layers:
+        share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
+        tensors = (tensor for tensor in spec.layers[index].all_tensors if tensor.role != "lookup")
+        made = _made_tensors(tensors, share, from_plain=from_plain)
+        later += sorted((each for each in made if each.plain), key=lambda each: each.last)
+        sizes = [(size, each.plain) for each in made for size in (each.packed, each.others) if size > _SPLIT_ABOVE]
+        expected += sum(_rounded(size, share) for size, _ in sizes)
+        for size, is_made_later in sizes:
+            if not is_made_later:
+                memory.allocate(size)
+    for each in later:
+        whole = memory.allocate(each.plain)
+        for size in (each.packed, each.others):
+            if size > _SPLIT_ABOVE:
+                memory.allocate(size)
+        memory.release(whole)
+    memory.release_segments()
+    return memory.in_use_bytes - expected, memory.reserved_bytes - memory.in_use_bytes
 
 
 def buffer_bytes_per_token(layers: Iterable[LayerSpec], dtype: str) -> int:
@@ -298,6 +331,7 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_posi
     height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4, and
     for Qwen3-VL and Qwen 3.5 as the release does. DeepSeek V4's tables are in float32, one for each base, both
     stretched alike (vllm/models/deepseek_v4/common/rope.py, DeepseekV4ScalingRotaryEmbedding; 0.20.2 to 0.33.0).
+    Gemma 4's table of full attention is as wide as a head, though a quarter turns (rotary_embedding/gemma4_rope.py).
     """
     rope = spec.rope
     if rope is None:
@@ -313,11 +347,10 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_posi
         positions = int(known * rope.factor)
     elif rope.scaling == "yarn" and rope.factor and rope.original_max_position_embeddings:
         positions = int(rope.original_max_position_embeddings * rope.factor)
-    if _has_local_rope(spec.raw_config):
-        positions += known
     if _turns_in_sections(spec.raw_config) and not spec.has_grouped_keys:
         positions *= qwen3_positions if _is_qwen3(spec.raw_config) else _SECTIONED_POSITIONS
-    return positions * rope.rotary_size * element_bytes(dtype)
+    sizes = positions * rope.rotary_size + known * sum(each.rotary_size for each in spec.further_ropes)
+    return sizes * element_bytes(dtype)
 
 
 _SECTIONED_POSITIONS = 4
@@ -327,13 +360,6 @@ _FLOAT32_BYTES = 4
 def _sections(config: Mapping[str, object]) -> list[Mapping[str, object]]:
     text = config.get("text_config")
     return [config, *([text] if isinstance(text, Mapping) else [])]
-
-
-def _has_local_rope(config: Mapping[str, object]) -> bool:
-    """Whether sliding layers turn at a frequency of their own (Gemma 3 and later)."""
-    return any(
-        "rope_local_base_freq" in section or section.get("model_type") == "gemma3_text" for section in _sections(config)
-    )
 
 
 def _turns_in_sections(config: Mapping[str, object]) -> bool:
@@ -361,15 +387,32 @@ def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
     the tensor may be split from (``WeightShare.splits_large``).
     vLLM merges q, k and v, and gate and up, into one tensor each; scales are tensors of their own.
     """
-    total, merged = 0, dict[str, list[int]]()
+    return sum(_rounded(size, share) for made in _made_tensors(tensors, share) for size in (made.packed, made.others))
+
+
+@dataclass(slots=True)
+class _Made:
+    """A tensor that vLLM makes of one or more of the checkpoint's: bytes of its weights, of scales and the like.
+
+    ``plain`` are its bytes in the model's dtype where its format is made while loading, else 0; ``last`` is the name of
+    the checkpoint's tensor that completes it, in the order of a file.
+    """
+
+    packed: int = 0
+    others: int = 0
+    plain: int = 0
+    last: str = ""
+
+
+def _made_tensors(tensors: Iterable[Tensor], share: WeightShare, *, from_plain: bool = False) -> list[_Made]:
+    made: dict[str, _Made] = {}
     for tensor in tensors:
-        sizes = _apart(tensor, share)
-        name = _merged_name(tensor.name)
-        if name is None:
-            total += sum(_rounded(size, share) for size in sizes)
-        else:
-            merged[name] = [each + size for each, size in zip(merged.get(name, (0, 0)), sizes, strict=True)]
-    return total + sum(_rounded(size, share) for sizes in merged.values() for size in sizes)
+        packed, others = _apart(tensor, share)
+        each = made.setdefault(_merged_name(tensor.name) or tensor.name, _Made())
+        each.packed, each.others, each.last = each.packed + packed, each.others + others, max(each.last, tensor.name)
+        if from_plain and share.formats.of(tensor, share.layer) is not None:
+            each.plain += prod(rank_shape(tensor, share.layout, share.head_rows)) * element_bytes(share.dtype)
+    return list(made.values())
 
 
 def _apart(tensor: Tensor, share: WeightShare) -> tuple[int, int]:

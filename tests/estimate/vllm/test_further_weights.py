@@ -164,3 +164,24 @@ def test_a_large_weight_keeps_whole_steps_of_memory_from_021_on(version: str, gp
         resolve_model("qwen2.5-7b-instruct"), find_gpu(gpu), ServingSettings(max_model_len=4096), version
     )
     assert round(found.rank.weight_bytes / GIB, 2) == printed
+
+
+def test_online_fp8_takes_the_larger_piece_that_its_16_bits_left() -> None:
+    """Each layer's qkv_proj of 24 MiB lies in the 32 MiB that o_proj was first in: a log prints 9.06 GiB."""
+    spec, l4 = resolve_model("qwen3-8b"), find_gpu("l4")
+    found = predict_vllm(spec, l4, ServingSettings(quantization="fp8", max_model_len=4096), "0.27.1").rank
+    earlier = predict_vllm(spec, l4, ServingSettings(quantization="fp8", max_model_len=4096), "0.20.0").rank
+    assert found.weight_bytes / GIB == pytest.approx(9.06, abs=0.03)
+    assert found.weight_bytes - earlier.weight_bytes > 36 * 8 * MIB * 0.9
+    assert found.segment_bytes == earlier.segment_bytes == 0
+
+
+def test_segments_that_weights_leave_partly_free_count_from_0_27_on() -> None:
+    """Qwen3-0.6B: 8 and 4 MiB of attention, 12 and 6 of the MLP leave 2 of each layer's 32 MiB, and the last 8 more."""
+    spec, gpu = resolve_model("qwen3-0.6b"), find_gpu("rtx-4090")
+    settings = ServingSettings(max_model_len=4096, enforce_eager=True)
+    before, since = (predict_vllm(spec, gpu, settings, version).rank for version in ("0.26.0", "0.27.0"))
+    assert since.segment_bytes == pytest.approx(28 * 2 * MIB, abs=12 * MIB)
+    assert before.segment_bytes == 0
+    assert since.non_torch_bytes == before.non_torch_bytes + since.segment_bytes
+    assert since.weight_bytes == before.weight_bytes

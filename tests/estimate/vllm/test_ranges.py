@@ -176,7 +176,7 @@ def test_each_age_of_vllm_has_a_factor_of_its_own() -> None:
 
 def test_plain_models_of_newer_releases_have_a_narrower_interval_than_others() -> None:
     factors = startup_errors().factors
-    assert factors["plain, newer releases"] < factors["newer releases"] / 1.5
+    assert factors["plain, newer releases"] < factors["newer releases"] < factors["audio inputs"] / 1.5
     found = {
         version: _placed("llama-3.1-8b", "rtx-3090", version, quantization="fp8").kv_range
         for version in ("0.19", "0.25")

@@ -174,3 +174,17 @@ def test_allocator_reuses_whole_segments_and_is_split_by_what_stays() -> None:
     memory.allocate(100 * MIB)
     assert memory.reserved_bytes == 180 * MIB  # both neighbours were free: one piece again
     assert memory.peak_bytes == 180 * MIB
+
+
+def test_allocator_with_a_limit_splits_no_large_piece() -> None:
+    memory = CachingAllocator(max_split_bytes=20 * MIB)
+    freed = memory.allocate(32 * MIB)
+    memory.release(freed)
+    assert memory.allocate(24 * MIB).size == 32 * MIB  # taken whole, 8 MiB too much
+    memory.release(memory.allocate(60 * MIB))
+    memory.allocate(24 * MIB)  # 60 MiB are more than 20 MiB too much
+    assert memory.reserved_bytes == (32 + 60 + 24) * MIB
+    memory.allocate(16 * MIB)  # a smaller request takes none of them
+    memory.allocate(6 * MIB)
+    memory.release_segments()
+    assert memory.reserved_bytes - memory.in_use_bytes == 14 * MIB  # beside the 6 of a segment of 20
