@@ -69,7 +69,7 @@ class Expected:
         field = SLO_FIELDS[name]
         if self.served.middle is None or statistic not in ("mean", "p50"):
             return Figure(math.inf, Range(math.inf, math.inf))
-        # A server's own work is added to each curve by itself, and the middle's may be a millisecond less than the ends'.
+        # The server's own work is added to each curve by itself: the middle's may be a millisecond beside the ends.
         middle, ends = getattr(self.served.middle, field), getattr(self.served.speed, field)
         return Figure(min(max(middle, ends.low), ends.high), ends)
 
