@@ -58,7 +58,7 @@ class Estimate:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV cache that one more token costs beyond every window."""
-        return self.answer.cache.bytes_per_token
+        return self.answer.kept.bytes_per_token
 
     @property
     def deployments(self) -> tuple[SizedDeployment, ...]:

@@ -83,7 +83,7 @@ def _model_document(answer: EstimateAnswer) -> dict[str, Any]:
 
 
 def _cache_document(answer: EstimateAnswer) -> dict[str, Any]:
-    cache, pages = answer.cache, answer.pages
+    cache, pages = answer.kept, answer.pages
     return {
         "dtype": answer.kv_dtype,
         "bytes_per_token": cache.bytes_per_token,

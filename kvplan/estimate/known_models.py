@@ -7,15 +7,22 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvplan.catalog.models import profiles, read_profile
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint
+from kvplan.estimate.vllm.prediction import as_attended, as_vllm_stores
+from kvplan.settings import ServingSettings
 
 SCHEMA: Final = "kvplan.models/1"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A profile. kv_bytes_per_token: of a token beyond every window; kv_window_bytes_per_token: more within them."""
+    """A profile. kv_bytes_per_token: of a token beyond every window; kv_window_bytes_per_token: more within them.
+
+    Both as the newest release of vLLM keeps them, in the format that the checkpoint was calibrated for.
+    """
 
     name: str
     id: str
@@ -45,8 +52,10 @@ def known_models(search: str | None = None) -> Iterator[KnownModel]:
 
 def _known(profile: Mapping[str, Any]) -> KnownModel:
     spec = read_profile(profile)
-    dtype = serving_dtype(spec.dtype)
-    cache = size_sequence(spec, 1, CacheSettings(model_dtype=dtype, kv_dtype=dtype, encoder_tokens=1))
+    dtype, release = serving_dtype(spec.dtype), vllm_release("latest")
+    kv_dtype = cache_of_checkpoint(spec, ServingSettings(), release) or dtype
+    settings = CacheSettings(model_dtype=dtype, kv_dtype=kv_dtype, encoder_tokens=1)
+    cache = size_sequence(as_attended(spec, release), 1, as_vllm_stores(spec, settings))
     return KnownModel(
         name=profile["name"],
         id=spec.id,

@@ -77,8 +77,10 @@ def _changed(asked: Asked, text: str, **settings: object) -> _Way:
 
 
 def _context(asked: Asked) -> Iterator[_Way]:
-    longest = asked.deployment.longest_context
-    if longest:
+    """The longest that fits, and that the model has positions for."""
+    fitting, positions = asked.deployment.longest_context, asked.model.longest_context
+    if fitting:
+        longest = fitting if positions is None else min(fitting, positions)
         yield _Way(f"--ctx {longest}", replace(asked.question, context_tokens=longest), asked.counted)
 
 

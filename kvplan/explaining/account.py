@@ -20,11 +20,12 @@ class AccountLine:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The capacity that was predicted; None where it is not known."""
+    """The capacity that was predicted; None where it is not known. ``tokens_range``: what 9 of 10 start-ups have."""
 
     kv_cache_tokens: int | None = None
     num_blocks: int | None = None
     max_concurrency: float | None = None
+    tokens_range: tuple[int, int] | None = None
 
 
 _PARTS: tuple[tuple[str, str, Callable[[VllmPrediction], int]], ...] = (

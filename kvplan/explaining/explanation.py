@@ -14,8 +14,10 @@ from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.kv_cache import KvCacheSize
 from kvplan.estimate.sglang import SglangPrediction, predict_sglang, sglang_cache_dtype
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.ranges import kv_range
 from kvplan.explaining.account import AccountLine, Counts, parts_beside_the_pool, parts_of
 from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
+from kvplan.explaining.interval import outside_sentences
 from kvplan.explaining.named_model import is_another_model
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.stated_settings import overridden
@@ -201,7 +203,8 @@ def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | Non
     if log.has_given_pool:
         notes.append("--kv-cache-memory-bytes says how large the KV cache is, so kvplan does not predict it.")
         return parts_beside_the_pool(log, found), Counts(), ()
-    counts = Counts(found.kv_cache_tokens, found.num_blocks, found.max_concurrency)
+    within = kv_range(spec, gpu, found)
+    counts = Counts(found.kv_cache_tokens, found.num_blocks, found.max_concurrency, within.tokens)
     if is_another_checkpoint(log, found):
         notes.append(
             "The checkpoint is stored otherwise than kvplan takes it to be, by the memory in the log: name its format "
@@ -217,7 +220,11 @@ def _explain_vllm(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | Non
             "predicted."
         )
         return parts_of(log, found), counts, ()
-    return parts_of(log, found), counts, tuple(_changes(log, spec, gpu, found))
+    parts = parts_of(log, found)
+    outside = outside_sentences(log, within, parts)
+    if outside is not None:
+        notes.append(f"{outside} kvplan estimate --from-log keeps the difference for other settings.")
+    return parts, counts, tuple(_changes(log, spec, gpu, found))
 
 
 _UNEXPLAINED_SHARE = 0.2

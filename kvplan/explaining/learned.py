@@ -13,7 +13,10 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.question import tensor_parallel_size
 from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.ranges import kv_range
+from kvplan.explaining.account import parts_of
 from kvplan.explaining.explanation import is_another_checkpoint
+from kvplan.explaining.interval import outside_sentences
 from kvplan.explaining.named_model import is_another_model, named_model
 from kvplan.explaining.reading import read_log
 from kvplan.explaining.startup_log import StartupLog
@@ -63,13 +66,15 @@ def basis_of(
         raise UsageError(
             f"{path} is of {found.model}, not of {spec.title}.", hint="name that model, or pass a log of this one"
         )
+    learned = learn(found, spec, gpu)
+    notes.append(_outside(found, spec, gpu) or "")
     settings, _ = overridden(_carried(found.settings), given)
     if counted is not None and counted.num_gpus > 1:
         settings = replace(settings, tensor_parallel_size=tensor_parallel_size(counted, given))
     version = (found.version or found.wording or "latest") if engine.version == "latest" else engine.version
     length = found.settings.max_model_len
     return LogBasis(
-        learn(found, spec, gpu),
+        learned,
         spec,
         gpu,
         replace(engine, version=version),
@@ -77,6 +82,12 @@ def basis_of(
         () if length is None else (str(length),),
         tuple(filter(None, notes)),
     )
+
+
+def _outside(log: StartupLog, spec: ModelSpec, gpu: GpuProfile) -> str | None:
+    """What is to be said where the log's cache lies outside the interval that is predicted of it."""
+    found = predict_vllm(spec, gpu, log.settings, log.version or log.wording or "latest")
+    return outside_sentences(log, kv_range(spec, gpu, found), parts_of(log, found))
 
 
 def _model_of(log: StartupLog, path: Path) -> ModelSpec:

@@ -36,7 +36,7 @@ def log_view(found: Explanation, document: dict[str, Any]) -> dict[str, Any]:
             if (part.logged_bytes, part.predicted_bytes) != (None, None)
         ],
         "counts": [
-            {"part": name, "logged": _count(document[key]["logged"]), "predicted": _count(document[key]["predicted"])}
+            {"part": name, "logged": _count(document[key]["logged"]), "predicted": _predicted(document[key])}
             for name, key in (("KV cache tokens", "kv_cache_tokens"), ("blocks", "num_blocks"))
             if set(document[key].values()) != {None}
         ],
@@ -49,6 +49,11 @@ def log_view(found: Explanation, document: dict[str, Any]) -> dict[str, Any]:
         ],
         "notes": document["notes"],
     }
+
+
+def _predicted(count: dict[str, int | None]) -> str:
+    low, high = count.get("predicted_low"), count.get("predicted_high")
+    return _count(count["predicted"]) + (f" ({_count(low)} to {_count(high)})" if high else "")
 
 
 def _gib(size: int | None) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+import kvplan
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
@@ -149,7 +150,17 @@ def test_a_headline_shows_what_vllm_keeps(capsys: pytest.CaptureFixture[str]) ->
     assert 70272 + 61 * 132 == 78324
     assert "One sequence of 64k tokens: 4.78 GiB (4.78 GiB in whole blocks; 4.78 GiB must be free to admit it)" in shown
     assert main(["estimate", "deepseek-v3.2", "--gpu", "8xh200", "--ctx", "64k", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["kv_cache"]["logical_bytes"] == 85888 * 65536
+    document = json.loads(capsys.readouterr().out)["kv_cache"]
+    assert (document["bytes_per_token"], document["logical_bytes"]) == (78324, 78324 * 65536)
+    assert kvplan.estimate("deepseek-v3.2", gpu="8xh200", ctx="64k").kv_bytes_per_token == 78324
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v3.2-nvfp4", "llama-3.1-70b-instruct-fp8", "gemma-3-27b"])
+def test_a_token_costs_the_same_in_the_list_of_models(name: str) -> None:
+    """Index keys in 8 bits, and caches in the format that a checkpoint was calibrated for."""
+    listed = next(each for each in kvplan.models(name) if each.name == name)
+    found = kvplan.estimate(name, gpu="8xb200", ctx="4k")
+    assert listed.kv_bytes_per_token == found.kv_bytes_per_token
 
 
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
@@ -195,3 +206,9 @@ def test_gpus_of_several_counts_are_one_answer(capsys: pytest.CaptureFixture[str
     found = json.loads(out)
     assert [each["gpu"] for each in found["speculation"]["deployments"]] == ["h100-sxm", "h200"]
     assert len(found["deployments"]) == 2
+
+
+def test_a_hint_names_no_context_beyond_the_positions(capsys: pytest.CaptureFixture[str]) -> None:
+    """446,176 tokens fit, and vLLM refuses more than 131,072."""
+    assert main(["estimate", "llama-3.1-8b", "--gpu", "h100", "--ctx", "10m"]) == 1
+    assert "hint: use --ctx 131072" in capsys.readouterr().err

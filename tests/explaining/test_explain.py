@@ -325,3 +325,33 @@ def test_a_pool_far_from_the_prediction_is_not_answered_with_gains(line: str) ->
     account = explain_log(parse_startup_log(line), resolve_model("llama-3.1-8b"), find_gpu("h100"))
     assert "smaller than predicted: the GPU or a setting that is assumed here is another" in account.notes[-1]
     assert not account.changes and account.predicted.kv_cache_tokens
+
+
+def test_a_cache_outside_the_interval_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """The published start is inside; with 2 GiB less for the cache it is not, and what took them is named."""
+    spec = resolve_model("llama-3.1-8b")
+    answer = explain_log(parse_startup_log(V019), spec, None)
+    low, high = answer.predicted.tokens_range or (0, 0)
+    assert low <= 476016 <= high and not any("9 of 10" in note for note in answer.notes)
+    smaller = V019.replace("58.11", "56.11").replace("476,016", "459,632").replace("1.89", "3.89")
+    assert smaller != V019
+    outside = explain_log(parse_startup_log(smaller), spec, None)
+    (said,) = (note for note in outside.notes if "9 of 10" in note)
+    assert said.startswith(
+        f"The log has 459,632 KV tokens, less than 9 of 10 start-ups like it are predicted to have ({low:,}"
+    )
+    assert "Most of that is in 'activations (peak)', 2.01 GiB more than predicted." in said
+    assert main(["explain", str(LOGS / "vllm-0.19-llama-3.1-8b-h100.log")]) == 0
+    assert f"log 476,016, kvplan 476,000 ({low:,} to {high:,})" in capsys.readouterr().out
+
+
+def test_what_a_log_does_not_state_may_be_why_its_cache_lies_outside(capsys: pytest.CaptureFixture[str]) -> None:
+    """An A100 of 40 GB is called an L40S: the log states neither its GPU, nor the share of it."""
+    log = str(LOGS / "vllm-0.19-qwen3-8b-later-start.log")
+    said = "The log does not state the GPU, --gpu-memory-utilization, --max-num-seqs"
+    for words in (["explain", log, "--gpu"], ["estimate", "--from-log", log, "--gpu"]):
+        assert main([*words, "l40s"]) == 0
+        assert said in capsys.readouterr().err
+    inside = LOGS / "vllm-0.19-llama-3.1-8b-h100.log"
+    assert main(["estimate", "--from-log", str(inside)]) == 0
+    assert "9 of 10" not in capsys.readouterr().err

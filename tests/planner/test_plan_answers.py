@@ -476,3 +476,20 @@ def test_a_cpu_that_was_never_calibrated_keeps_nothing_surely() -> None:
     )
     assert found.deployments and not any(each.verdict.meets for each in found.deployments)
     assert found.deployments[0].verdict.confidence == 0.5
+    unasked = plan("cpu", model="gpt2", num_users=4, average_context=512, longest_context=1024).deployments[0]
+    assert unasked.verdict.weakest is not None and unasked.verdict.weakest.confidence == 0.5
+
+
+def test_words_of_numbers_that_are_large_or_one(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan llama-3.1-8b --gpu h100 --input-len 100 --output-len 10"
+    assert "; 1,000,000 are needed." in run(f"{words} --request-rate 1e6", capsys)[2]
+    assert "(1 replica and 2 spare, tp 1)" in run(f"{words} --users 4 --spare-replicas 2", capsys)[1]
+
+
+def test_a_time_in_closed_form_lies_between_its_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """The server is busy with answers of one token, so the load is not played: 142 ms stood before 143 to 144."""
+    _, printed, _ = run("plan llama-3.1-8b --users 40 --input-len 1 --output-len 1 --gpu h100", capsys)
+    found = re.search(r"TTFT p50 (\d+) \((\d+)-(\d+)\) ms", printed)
+    assert found is not None and "Server: " in printed
+    middle, low, high = map(int, found.groups())
+    assert low <= middle <= high

@@ -23,9 +23,9 @@ def csv_rows(answer: EstimateAnswer) -> list[dict[str, object]]:
         "dtype": answer.dtype,
         "weight_format": weight_format(answer),
         "kv_cache_dtype": answer.kv_dtype,
-        "bytes_per_token": answer.cache.bytes_per_token,
-        "fixed_bytes_per_sequence": answer.cache.fixed_bytes_per_sequence,
-        "logical_bytes": answer.cache.logical_bytes,
+        "bytes_per_token": answer.kept.bytes_per_token,
+        "fixed_bytes_per_sequence": answer.kept.fixed_bytes_per_sequence,
+        "logical_bytes": answer.kept.logical_bytes,
     }
     rows = []
     for deployment in answer.deployments:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
+from kvplan.explaining.account import Counts
 from kvplan.explaining.explanation import LogAccount, difference_gib
 from kvplan.explaining.named_model import shown_name
 from kvplan.explaining.stated_settings import named_settings
@@ -44,7 +45,7 @@ def print_explanation(answer: LogAccount, *, as_markdown: bool = False) -> None:
         head = (scope, "log", "kvplan", "difference")
         print_markdown(head, rows) if as_markdown else print_table(None, head, rows)
     counts = [
-        ("KV cache tokens", _count(log.kv_cache_tokens), _count(predicted.kv_cache_tokens)),
+        ("KV cache tokens", _count(log.kv_cache_tokens), _count(predicted.kv_cache_tokens) + _between(predicted)),
         ("blocks", _count(log.num_blocks), _count(predicted.num_blocks)),
         ("concurrency", _times(log.max_concurrency), _times(predicted.max_concurrency)),
     ]
@@ -76,6 +77,12 @@ def _signed(number: float | None) -> str:
 
 def _count(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
+
+
+def _between(predicted: Counts) -> str:
+    """`` (474,112 to 477,888)``, the interval of 9 of 10 start-ups."""
+    low, high = predicted.tokens_range or (0, 0)
+    return f" ({low:,} to {high:,})" if high else ""
 
 
 def _times(number: float | None) -> str:

@@ -173,7 +173,7 @@ def rent_text(best: PlannedDeployment) -> str:
     layout = best.choice.layout.short_text() or "tp 1"
     parts = [plural(best.replicas, "replica"), layout] if best.num_gpus > 1 else []
     if best.num_spare:
-        parts[:1] = [f"{best.replicas} replicas and {best.num_spare} spare"]
+        parts[:1] = [f"{plural(best.replicas, 'replica')} and {best.num_spare} spare"]
     parts += filter(None, [formats_text(best.choice)])
     return f"{'Rent' if cost else 'Use'} {name}{cost}" + (f" ({', '.join(parts)})" if parts else "")
 

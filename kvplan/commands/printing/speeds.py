@@ -16,10 +16,17 @@ from kvplan.planner.answer.ranges import span, within
 
 def print_speeds(answer: EstimateAnswer, *, explain: bool) -> None:
     """A table of devices that were measured; with ``explain`` those by data sheet too, and what steps consist of."""
-    both = zip(answer.deployments, answer.speeds, strict=True)
-    shown = [(each, speed) for each, speed in both if speed and (explain or speed.is_measured)]
+    known = [(each, speed) for each, speed in zip(answer.deployments, answer.speeds, strict=True) if speed]
+    shown = [(each, speed) for each, speed in known if explain or speed.is_measured]
     if not explain:
         _print_table(shown)
+        unmeasured = [each.counted_gpu for each, speed in known if not speed.is_measured]
+        if unmeasured:
+            say("" if shown else "\n", end="")
+            text = (
+                f"No speeds of {', '.join(unmeasured)}: none were measured there; --explain has those of data sheets."
+            )
+            print_sentence(text, indent="  " if shown else "")
         return
     for number, (deployment, speed) in enumerate(shown):
         if number > 0:

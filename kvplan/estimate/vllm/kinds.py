@@ -101,7 +101,8 @@ def _cache(kv_cache_dtype: str) -> str:
 
 
 def _drafter(predicted: VllmPrediction, spec: ModelSpec) -> str:
-    if spec.drafter is not None and spec.drafter.model is not None:
+    drafter = spec.drafter
+    if drafter is not None and drafter.model is not None and drafter.method != "mtp":
         return "a draft model"
     return "multi-token prediction" if predicted.settings.serving.num_speculative_tokens else "no drafter"
 

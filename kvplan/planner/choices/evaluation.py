@@ -31,7 +31,8 @@ def evaluate(found: Candidate) -> PlannedDeployment:
         basis.plays[key] = _replica(found).play(served)
     queues = basis.plays[key]
     expected = Expected(served, queues)
-    verdict = Verdict.of(basis.request.goal, expected, _other_confidences(found, expected, rate))
+    most = _NEVER_COMPARED if _is_never_compared(found) else 1.0
+    verdict = Verdict.of(basis.request.goal, expected, _other_confidences(found, expected, rate), most)
     return PlannedDeployment(
         choice=found.choice,
         replicas=found.replicas,
@@ -68,6 +69,10 @@ def _replica(found: Candidate) -> PlayedReplica:
     )
 
 
+def _is_never_compared(found: Candidate) -> bool:
+    return bool(found.model.offloaded_bytes) or (found.choice.gpu.is_cpu and found.model.origin == "roofline")
+
+
 def _other_confidences(found: Candidate, expected: Expected, rate: float | None) -> Iterator[float]:
     """Yield how sure it is that the pool holds the load, that nobody waits too long for a seat where the goal does not
     say how long, and that a replica answers as many requests as come."""
@@ -76,7 +81,7 @@ def _other_confidences(found: Candidate, expected: Expected, rate: float | None)
         first = expected.time("ttft", "p50")
         assert first is not None, "every request has a first token"
         yield share_at_most(first, READABLE.bounds()[0].seconds)
-    if found.model.offloaded_bytes or (found.choice.gpu.is_cpu and found.model.origin == "roofline"):
+    if _is_never_compared(found):
         yield _NEVER_COMPARED
     supply = found.served.supply
     if rate is None or supply is None:

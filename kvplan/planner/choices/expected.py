@@ -69,7 +69,9 @@ class Expected:
         field = SLO_FIELDS[name]
         if self.served.middle is None or statistic not in ("mean", "p50"):
             return Figure(math.inf, Range(math.inf, math.inf))
-        return Figure(getattr(self.served.middle, field), getattr(self.served.speed, field))
+        # The server's own work is added to each curve by itself: the middle's may be a millisecond beside the ends.
+        middle, ends = getattr(self.served.middle, field), getattr(self.served.speed, field)
+        return Figure(min(max(middle, ends.low), ends.high), ends)
 
     def _factors(self, name: str, statistic: Statistic, queues: Queues) -> tuple[float, float]:
         """Where nothing was compared, the ends of the averages around their middle.

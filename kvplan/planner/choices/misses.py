@@ -61,7 +61,7 @@ def lacks_room(
         why = f", all that {plural(replicas, 'server')} of vLLM {'has' if replicas == 1 else 'have'} time for"
         told = f"{_rounded(low, 3)} requests/s{why}", f"{_rounded(low)} to {_rounded(high)} requests/s"
         supply = told[0] if is_server else told[1]
-        sentence = f"It answers {supply}; {workload.requests_per_second:,g} are needed."
+        sentence = f"It answers {supply}; {_rounded(workload.requests_per_second, 6)} are needed."
         shortfall = workload.requests_per_second / max(replicas * served.supply.middle, 1e-9)
         return Miss(choice, replicas, "capacity", "rate", 0, shortfall, sentence, prediction)
     each = capacity.worst_bytes if worst_case else capacity.average_bytes

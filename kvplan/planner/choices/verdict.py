@@ -66,13 +66,13 @@ class Verdict:
     confidence: float
 
     @staticmethod
-    def of(goal: Goal, expected: Expected, others: Iterable[float]) -> Verdict:
-        """``others``: how sure the rest is."""
+    def of(goal: Goal, expected: Expected, others: Iterable[float], most: float = 1.0) -> Verdict:
+        """``others``: how sure the rest is. ``most``: what a bound can be kept with at best."""
         seen = []
         for bound in goal.slo.bounds():
             figure = expected.time(bound.name, bound.statistic)
             if figure is not None:
-                seen.append(ExpectedBound(bound, figure, share_at_most(figure, bound.seconds)))
+                seen.append(ExpectedBound(bound, figure, min(share_at_most(figure, bound.seconds), most)))
         asked = (each.confidence for each in seen if goal.is_asked)
         return Verdict(goal, tuple(seen), min([*others, *asked], default=1.0))
 

@@ -277,3 +277,13 @@ def test_a_short_context_has_room_for_an_answer():
     assert RequestLengths.filling(64) == RequestLengths(32, 32, is_fixed=True)
     assert RequestLengths.filling(1) == RequestLengths(1, 1, is_fixed=True)
     assert RequestLengths.filling(4096) == RequestLengths(3968, 128, is_fixed=True)
+
+
+@pytest.mark.parametrize(("gpus", "has_table"), [("gb10", False), ("h100,gb10", True)])
+def test_a_gpu_whose_speeds_were_not_measured_is_named(
+    gpus: str, has_table: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", "llama-3.1-8b", "--ctx", "8k", "--gpu", gpus]) == 0
+    out = capsys.readouterr().out
+    assert ("Speeds of prompts" in out) is has_table
+    assert "No speeds of gb10: none were measured there; --explain has those of data sheets." in out

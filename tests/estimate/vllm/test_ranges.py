@@ -17,11 +17,13 @@ from kvplan.catalog.checkpoint.stored import StoredCheckpoint
 from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import profiles, read_profile, resolve_model
+from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.startup_errors import FILE, StartupErrors, startup_errors
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import EstimateRequest, make_estimate
 from kvplan.estimate.deployments import SizedDeployment, place
 from kvplan.estimate.document import estimate_document
+from kvplan.estimate.vllm.kinds import deployment_kinds
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.vllm.ranges import CAUSES, kv_pool_low_bytes, kv_range
 from kvplan.paths import profiles_dir
@@ -161,6 +163,16 @@ def test_a_kind_that_nobody_published_is_said_and_has_a_wider_interval() -> None
     low, high = unseen.tokens
     pool_low, pool_high = unseen.pool_bytes
     assert high / low > 2 * pool_high / pool_low
+
+
+def test_a_models_own_layers_are_no_draft_model() -> None:
+    """An estimate reads them into a drafter of their own; the published start-ups count them by their tokens alone."""
+    settings = ServingSettings(num_speculative_tokens=2, max_model_len=8192)
+    alone, gpu = resolve_model("nvidia/Qwen3.6-35B-A3B-NVFP4"), find_gpu("gb10")
+    drafted = with_speculation(alone, settings).spec
+    assert drafted.drafter is not None and drafted.drafter.model is not None
+    kinds = [deployment_kinds(spec, gpu, predict_vllm(spec, gpu, settings, "0.22")) for spec in (alone, drafted)]
+    assert kinds[0] == kinds[1] and kinds[0]["drafter"] == "multi-token prediction"
 
 
 def _group(gpu: str, version: str) -> str:
