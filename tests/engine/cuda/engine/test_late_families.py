@@ -57,7 +57,7 @@ _IN_CI |= {("gemma4-shared", 1), ("falcon-h1", 1), ("qwen3_next", 1), ("bloom", 
 
 
 def _as_cuda_takes(table: str, model: Dense) -> Dense:
-    """The same family with attention heads of a size that CUDA has: whole vectors of 16 bytes, 16 and 32, not 12 and 24."""
+    """The same family with attention heads of sizes that CUDA has: 16 and 32, not 12 and 24."""
     if "num_attention_heads" not in model.values:
         return model
     values = model.values | (_LATENT if table == "latents" else {})
