@@ -19,8 +19,8 @@ static_assert(EXPERTS % GROUPS == 0 && GROUPS <= WARP_LANES && TOP_K <= WARP_LAN
 struct RouteParams {
     // [rows, EXPERTS]  float32
     const float* logits;
-    // [EXPERTS]  float32, added for the choice alone; null without one
-    const float* correction;
+    // [EXPERTS]  Scalar, added for the choice alone; null without one
+    const void* correction;
     // [rows, hidden]  Scalar, rows x_stride elements apart; read for the shared expert's gate
     const void* x;
     // [hidden]  Scalar; null: the shared expert's weight is 1
@@ -183,8 +183,9 @@ KVPLAN_KERNEL(choose_experts, RouteParams, THREADS) {
     for (int e = lane; e < EXPERTS; e += WARP_LANES) scores[e] = params.logits[i64(row) * EXPERTS + e];
     __syncwarp();
     score_row(scores, lane);
+    const Scalar* correction = static_cast<const Scalar*>(params.correction);
     for (int e = lane; e < EXPERTS; e += WARP_LANES)
-        choice[e] = scores[e] + (params.correction != nullptr ? params.correction[e] : 0.0f);
+        choice[e] = scores[e] + (correction != nullptr ? to_float(correction[e]) : 0.0f);
     __syncwarp();
     if constexpr (GROUPS > 1) keep_best_groups(choice, lane);
     const Choice own = choose(choice, scores, lane, params);

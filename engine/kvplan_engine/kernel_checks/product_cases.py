@@ -357,7 +357,7 @@ def _mixture_weights(mixture: Mixture, scalar: torch.dtype) -> MixtureWeights:
         router=_random(5, experts, hidden).to(scalar),
         experts=_expert_weights(mixture.expert, len(mixture.held_experts), scalar, 10),
         router_bias=_random(6, experts).to(scalar) if mixture.router_bias else None,
-        correction=_random(7, experts) if mixture.correction else None,
+        correction=_random(7, experts).to(scalar) if mixture.correction else None,
         shared=None if mixture.shared is None else _expert_weights(mixture.shared, 1, scalar, 20),
         shared_gate=_random(8, 1, hidden).to(scalar) if mixture.shared_gate else None,
     )

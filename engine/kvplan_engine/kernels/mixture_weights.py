@@ -67,7 +67,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class MixtureWeights:
-    """router [E, H]; router_bias [E] or None; correction [E] float32 or None; shared: n = 1; shared_gate [1, H].
+    """router [E, H]; router_bias [E] or None; correction [E] or None; shared: n = 1; shared_gate [1, H].
 
     experts: n = E, or as many as the mixture holds (``Mixture.held``).
     latent_down [L, H], latent_up [H, L] where experts work on a projection; None elsewhere.

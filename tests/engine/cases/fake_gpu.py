@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvplan_engine import Engine
 from kvplan_engine.execution import starting
+from kvplan_engine.execution.model_runner import ModelRunner
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.runtime import Kernel
 from kvplan_engine.kernels.cuda.launching.variants import KernelVariant
@@ -248,9 +249,13 @@ def take_gpu(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
 
 def device_tensors(engine: Engine) -> list[torch.Tensor]:
     """One tensor in each piece of memory that ``engine`` holds on its device."""
-    runner = engine.serving.runner
+    return rank_tensors(engine.serving.runner, engine.model)
+
+
+def rank_tensors(runner: ModelRunner, model: Any) -> list[torch.Tensor]:
+    """One tensor in each piece of memory that one rank holds on its device."""
     assert runner.kv is not None
-    found = [runner.workspace["hidden"], runner.kv.planes, *engine.model.weights.values()]
+    found = [runner.workspace["hidden"], runner.kv.planes, *model.weights.values()]
     found += [runner.chooser.tokens.chosen, runner._batches._numbers]
     stage = runner._batches._inputs.stage
     if stage is not None:

@@ -8,6 +8,7 @@ memory that it copies from is read then, and not when it was queued.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -67,9 +68,9 @@ class _PutOff(TorchDispatchMode):
         kwargs = kwargs or {}
         call = partial(func, *args, **kwargs)
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if self._gpu.is_working or not any(map(self._gpu.holds, tensors)):
+        if not self._gpu.puts_off or not any(map(self._gpu.holds, tensors)):
             return call()
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func in _WAITED_FOR:
             self._gpu.work_until(self._gpu.num_queued)
             return call()
         returned = [each.alias_info for each in func._schema.returns]
@@ -85,6 +86,10 @@ class _PutOff(TorchDispatchMode):
         return result
 
 
+_ATEN: Any = torch.ops.aten
+_WAITED_FOR = frozenset({_ATEN._local_scalar_dense.default, _ATEN._unique2.default, _ATEN.nonzero.default})
+"""What gives the host a value, or a tensor whose size is one: CUDA waits for these too."""
+
 _READS = frozenset({torch.Tensor.tolist, torch.Tensor.cpu})
 
 
@@ -99,7 +104,7 @@ class _WaitToRead(TorchFunctionMode):
         self._gpu = gpu
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS and not self._gpu.is_working:
+        if func in _READS and self._gpu.puts_off:
             self._gpu.work_until(self._gpu.num_queued)
         if func is torch.Tensor.to and (kwargs or {}).get("non_blocking"):
             self._gpu.num_unpinned_copies += 1
@@ -122,7 +127,9 @@ class LateGpu(TrackedGpu):
     def __init__(self) -> None:
         super().__init__()
         self.runtime = _LateRuntime(self)
-        self.is_late = self.is_working = False
+        self.is_late = False
+        self._working = threading.RLock()
+        self._worker: int | None = None
         self.num_queued = self.num_done = self.most_queued = self.num_unpinned_copies = 0
         self._queue: list[Callable[[], object]] = []
 
@@ -132,8 +139,18 @@ class LateGpu(TrackedGpu):
         self.take_in(uploaded)
         return uploaded
 
+    @property
+    def puts_off(self) -> bool:
+        """Whether what this thread asks for goes to the queue: it is not what works on it."""
+        return self.is_late and self._worker != threading.get_ident()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something is queued."""
+        return bool(self._queue)
+
     def do(self, call: Callable[[], object]) -> None:
-        if not self.is_late or self.is_working:
+        if not self.puts_off:
             call()
             return
         self._queue.append(call)
@@ -142,11 +159,12 @@ class LateGpu(TrackedGpu):
 
     def work_until(self, position: int) -> None:
         """Everything queued before ``position``, in order."""
-        self.is_working = True
-        while self.num_done < position:
-            self._queue.pop(0)()
-            self.num_done += 1
-        self.is_working = False
+        with self._working:
+            self._worker = threading.get_ident()
+            while self.num_done < position:
+                self._queue.pop(0)()
+                self.num_done += 1
+            self._worker = None
 
     def mark(self) -> Any:
         return _LateMark(self)
@@ -161,18 +179,32 @@ class LateGpu(TrackedGpu):
         """From here on ``engine`` runs as late as it may."""
         runner = engine.serving.runner
         self.take_in(*device_tensors(engine))
-        prepare, batches = runner.prepare, []
-
-        def prepare_and_keep(*plans: Any) -> Any:
-            batches.append(prepare(*plans))  # what was queued knows its tensors by address
-            return batches[-1]
-
-        runner.prepare = prepare_and_keep  # type: ignore[method-assign]
         self.is_late = True
         try:
-            with _PutOff(self), _WaitToRead(self):
+            with keeping(runner, "prepare"), self.putting_off():
                 yield
                 self.work_until(self.num_queued)
         finally:
             self.is_late = False
-            del runner.prepare
+
+    @contextmanager
+    def putting_off(self) -> Iterator[None]:
+        """What this thread does with the device is put off, as long as that is late."""
+        with _PutOff(self), _WaitToRead(self):
+            yield
+
+
+@contextmanager
+def keeping(runner: Any, name: str) -> Iterator[None]:
+    """Keep what the method ``name`` of ``runner`` returns: what is queued knows its tensors by address."""
+    method, kept = getattr(runner, name), []
+
+    def call(*arguments: Any) -> Any:
+        kept.append(method(*arguments))
+        return kept[-1]
+
+    setattr(runner, name, call)
+    try:
+        yield
+    finally:
+        delattr(runner, name)

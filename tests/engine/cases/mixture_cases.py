@@ -59,7 +59,7 @@ def random_weights(mixture: Mixture, hidden: int, dtype: torch.dtype) -> Mixture
         router,
         _experts(len(mixture.held_experts), mixture.expert, hidden, generator, dtype),
         torch.randn(mixture.num_experts, generator=generator).to(dtype) if mixture.router_bias else None,
-        torch.randn(mixture.num_experts, generator=generator) if mixture.correction else None,
+        torch.randn(mixture.num_experts, generator=generator).to(dtype) if mixture.correction else None,
         _experts(1, mixture.shared, hidden, generator, dtype) if mixture.shared else None,
         torch.randn(1, hidden, generator=generator).to(dtype) if mixture.shared_gate else None,
     )

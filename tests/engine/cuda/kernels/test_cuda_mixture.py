@@ -56,7 +56,7 @@ def weights_of(mixture: Mixture, dtype: torch.dtype) -> MixtureWeights:
         router=(some(generator, experts, HIDDEN) / 4).to(dtype),
         experts=expert_weights(mixture.expert, len(mixture.held_experts), dtype, generator),
         router_bias=some(generator, experts).to(dtype) if mixture.router_bias else None,
-        correction=some(generator, experts) if mixture.correction else None,
+        correction=some(generator, experts).to(dtype) if mixture.correction else None,
         shared=None if mixture.shared is None else expert_weights(mixture.shared, 1, dtype, generator),
         shared_gate=(some(generator, 1, HIDDEN) / 4).to(dtype) if mixture.shared_gate else None,
     )
