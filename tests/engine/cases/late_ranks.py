@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import RecordingRuntime, rank_tensors
-from fake_ranks import FakeRanks, RankGpu, _Captured, _Group, _InTurn
+from fake_ranks import FakeRanks, Group, RankGpu, _Captured, _InTurn
 from late_gpu import LateGpu, _LateRuntime, keeping
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -49,7 +49,7 @@ class LateRankGpu(LateGpu, RankGpu):
         LateGpu.work_until(self, self.num_queued)
 
 
-class _LateGroup(_Group):
+class _LateGroup(Group):
     """Collectives of a late GPU are in its queue."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
