@@ -67,30 +67,39 @@ KVPLAN_INLINE void copy_queries(u8* target, const PrefillTile& tile, const Atten
 constexpr int WARP_TOKENS = KV_TILE / WARPS;  // that a warp copies
 constexpr bool IS_EVEN = BLOCK_SIZE % WARP_TOKENS == 0 && WARP_TOKENS * ROW_CHUNKS % WARP_LANES == 0;
 
-// Begins the copy of tokens [begin, begin + KV_TILE); those from `end` on become zeros. begin is a multiple of KV_TILE.
-//
 // Where rows and pages divide evenly, a warp's tokens lie in one page, side by side: their address is computed once, and of
 // each 16 bytes only which token they are of.
-KVPLAN_INLINE void copy_rows(u8* target, const PrefillTile& tile, int begin, int end, const AttentionParams& params) {
-    const int* table = params.block_tables + i64(tile.sequence) * params.table_stride;
-    const Cache* keys = static_cast<const Cache*>(params.kv);
-    if constexpr (IS_EVEN) {
-        const int lane = int(threadIdx.x) % WARP_LANES, first_row = int(threadIdx.x) / WARP_LANES * WARP_TOKENS;
-        const int first = begin + first_row, num_tokens = end - first;
-        const Cache* source = keys + row_offset(num_tokens > 0 ? table[first / BLOCK_SIZE] : 0, first, params) + lane * 8;
-        u8* own = target + first_row * PITCH + lane * 16;
-        KVPLAN_UNROLL
-        for (int chunk = 0; chunk < WARP_TOKENS * ROW_CHUNKS; chunk += WARP_LANES) {
-            const int token = (chunk + lane) / ROW_CHUNKS;
-            copy_async_16(own + chunk * 16 + token * (PITCH - ROW_CHUNKS * 16), source + chunk * 8, token < num_tokens);
-        }
-        return;
+KVPLAN_INLINE void copy_pages(u8* target, const Cache* keys, const int* table, int begin, int end,
+                              const AttentionParams& params) {
+    const int lane = int(threadIdx.x) % WARP_LANES, first_row = int(threadIdx.x) / WARP_LANES * WARP_TOKENS;
+    const int first = begin + first_row, num_tokens = end - first;
+    const Cache* source = keys + row_offset(num_tokens > 0 ? table[first / BLOCK_SIZE] : 0, first, params) + lane * 8;
+    u8* own = target + first_row * PITCH + lane * 16;
+    KVPLAN_UNROLL
+    for (int chunk = 0; chunk < WARP_TOKENS * ROW_CHUNKS; chunk += WARP_LANES) {
+        const int token = (chunk + lane) / ROW_CHUNKS;
+        copy_async_16(own + chunk * 16 + token * (PITCH - ROW_CHUNKS * 16), source + chunk * 8, token < num_tokens);
     }
+}
+
+KVPLAN_INLINE void copy_rows(u8* target, const Cache* keys, const int* table, int begin, int end,
+                             const AttentionParams& params) {
     for (int piece = int(threadIdx.x); piece < KV_TILE * ROW_CHUNKS; piece += THREADS) {
         const int row = piece / ROW_CHUNKS, chunk = piece % ROW_CHUNKS, position = begin + row;
         const bool wanted = position < end;
-        const Cache* source = keys + row_offset(wanted ? table[position / BLOCK_SIZE] : 0, position, params) + chunk * 8;
-        copy_async_16(target + row * PITCH + chunk * 16, source, wanted);
+        const int block = wanted ? table[position / BLOCK_SIZE] : 0;
+        copy_async_16(target + row * PITCH + chunk * 16, keys + row_offset(block, position, params) + chunk * 8, wanted);
+    }
+}
+
+// Begins the copy of tokens [begin, begin + KV_TILE); those from `end` on become zeros. begin is a multiple of KV_TILE.
+KVPLAN_INLINE void copy_tile(u8* target, const PrefillTile& tile, int begin, int end, const AttentionParams& params) {
+    const int* table = params.block_tables + i64(tile.sequence) * params.table_stride;
+    const Cache* keys = static_cast<const Cache*>(params.kv);
+    if constexpr (IS_EVEN) {
+        copy_pages(target, keys, table, begin, end, params);
+    } else {
+        copy_rows(target, keys, table, begin, end, params);
     }
 }
 
@@ -183,12 +192,12 @@ KVPLAN_INLINE State attend(const PrefillTile& tile, const Place& place, int begi
     State state = nothing();
     const bool has_rows = place.row < tile.num_rows;
     copy_queries(place.queries, tile, params);
-    copy_rows(place.stages[0], tile, begin, end, params);
+    copy_tile(place.stages[0], tile, begin, end, params);
     commit_copies();
     for (int number = 0; begin < end; ++number, begin += KV_TILE) {
         const u8* rows = number % 2 ? place.stages[1] : place.stages[0];
         if (begin + KV_TILE < end)
-            copy_rows(number % 2 ? place.stages[0] : place.stages[1], tile, begin + KV_TILE, end, params);
+            copy_tile(number % 2 ? place.stages[0] : place.stages[1], tile, begin + KV_TILE, end, params);
         commit_copies();
         wait_copies<1>();
         __syncthreads();
