@@ -19,6 +19,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.estimate.kvplan.launches import step_launches
 from kvplan_engine import LLM, Engine, EngineConfig, SamplingParams
 from kvplan_engine.device.collectives import Collectives
+from kvplan_engine.device.custom_all_reduce import Choice
 from kvplan_engine.errors import RankDied
 from kvplan_engine.kernels.cuda.all_reduce import SHARED_BYTES
 from kvplan_engine.models import device_kernels, loaded_model
@@ -67,11 +68,12 @@ def test_the_switch_is_every_ranks(disabled: bool, tmp_path: Path, monkeypatch: 
     def kernels(*place: Any) -> DeviceKernels:
         return replace(fake._kernels(*place), shares_memory=fake.gpus[fake.device].runtime)
 
-    def open_none(_: object, collectives: Collectives, *__: object, **___: object) -> None:
+    def choose_none(_: object, collectives: Collectives, *__: object, **___: object) -> Choice:
         opened.add(collectives.rank.index)
+        return Choice(None, "off")
 
     monkeypatch.setattr(loaded_model, "select_kernels", kernels)
-    monkeypatch.setattr(device_kernels, "open_custom_all_reduce", open_none)
+    monkeypatch.setattr(device_kernels, "choose_all_reduce", choose_none)
     settings = SETTINGS | {"tensor_parallel_size": 2, "disable_custom_all_reduce": disabled}
     Engine(EngineConfig(model=str(tmp_path), **settings), with_pool=False).close()
     assert opened == (set() if disabled else {0, 1})
