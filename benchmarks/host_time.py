@@ -34,6 +34,7 @@ from fake_ranks import FakeRanks
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.device.collectives import Collectives
+from kvplan_engine.device.custom_all_reduce import Choice
 from kvplan_engine.execution.ranks.following import FollowingRank
 from kvplan_engine.kernels.cuda.all_reduce import OneShotAllReduce
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, Kernel, OpenedMemory
@@ -110,7 +111,7 @@ class IdleRanks(FakeRanks):
         self.collectives: dict[int, Counter[str]] = {number: Counter() for number in range(num_gpus)}
         self._custom = custom
         super().__init__(monkeypatch, num_gpus)
-        monkeypatch.setattr(device_kernels, "open_custom_all_reduce", _unchecked_all_reduce)
+        monkeypatch.setattr(device_kernels, "choose_all_reduce", _unchecked_all_reduce)
 
     def _kernels(self, name: str, device: Any, dtype: torch.dtype) -> DeviceKernels:
         kernels: DeviceKernels = super()._kernels(name, device, dtype)
@@ -124,9 +125,10 @@ class IdleRanks(FakeRanks):
         return _IdleGroup(self.gpus[self.device], self.collectives[self.device])  # type: ignore[arg-type]
 
 
-def _unchecked_all_reduce(runtime: CudaRuntime, collectives: Collectives, *_: object, **__: object) -> OneShotAllReduce:
+def _unchecked_all_reduce(runtime: CudaRuntime, collectives: Collectives, *_: object, **__: object) -> Choice:
     """Over memory that no kernel looks at."""
-    return OneShotAllReduce(runtime, collectives.rank.index, [OpenedMemory(0)] * collectives.rank.count)
+    memory = [OpenedMemory(0)] * collectives.rank.count
+    return Choice(OneShotAllReduce(runtime, collectives.rank.index, memory), "")
 
 
 def _timed(work: Callable[..., Any], micros: list[float], *arguments: Any) -> Any:

@@ -53,6 +53,8 @@ def _gpu_lines(gpu: Mapping[str, Any], driver: Mapping[str, Any]) -> Iterator[st
     yield from _line("memory", f"{by_cuda}; {_memory_by_nvml(driver)}")
     unified = "shared with the CPU" if gpu["is_unified"] else "the GPU's own"
     yield from _line("", f"{unified}; reserved for what is no tensor: {format_bytes(gpu['overhead_bytes'])}")
+    if (choice := gpu.get("custom_all_reduce")) is not None:
+        yield from _line("ranks", f"custom all-reduce over {gpu['num_devices']} GPUs: {choice}")
     yield from _line("state", "; ".join(_state(driver)) or "not told by the driver")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -23,6 +24,7 @@ from kvplan.units import GIB
 from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.device import cuda
 from kvplan_engine.doctor.examine import cpu_units, examine, place_of
+from kvplan_engine.doctor.ranks import choose_over_gpus
 
 
 def verdict(family: str, **changes: Any) -> dict[str, Any]:
@@ -99,6 +101,16 @@ def test_a_gpu_fits_a_screen() -> None:
     ):
         assert part in text
     assert is_all_right(H100)
+
+
+def test_several_gpus_say_whose_sums_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ranks of an engine choose at its start; a process that ends without a word is named."""
+    choice = "up to 64 KiB: 8.1 us against NCCL's 14.2 for 8 KiB"
+    text = text_of(H100 | {"gpu": H100["gpu"] | {"custom_all_reduce": choice}})
+    assert f"ranks custom all-reduce over 2 GPUs: {choice}" in text
+    assert choose_over_gpus(2, "bfloat16", "emulated") == "in use; times mean nothing here"
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert re.fullmatch(r"not known, rank [01] ended with exit code 1", choose_over_gpus(2, "bfloat16"))
 
 
 def test_what_is_wrong_is_named_with_what_runs_instead() -> None:

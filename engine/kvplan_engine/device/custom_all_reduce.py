@@ -6,11 +6,11 @@ All ranks come to the same choice, because each tells the others what it found.
 from __future__ import annotations
 
 import contextlib
-import logging
 import statistics
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -26,8 +26,6 @@ from kvplan_engine.kernels.cuda.all_reduce import (
 from kvplan_engine.kernels.cuda.launching.runtime import HANDLE_BYTES, CudaRuntime, OpenedMemory, SharedMemory
 from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 
-logger = logging.getLogger("kvplan_engine")
-
 SIZES = (MOST_BYTES // 64, MOST_BYTES // 8, MOST_BYTES)
 """Bytes of the messages that are compared and timed: of one block of the kernel, of eight, of all."""
 PATIENCE_SECONDS = 10.0
@@ -39,17 +37,22 @@ _LARGEST_VALUE = 8  # of whole numbers, whose sums every type has exactly, in wh
 _CALLS_OF_A_GRAPH, _ROUNDS = 8, 11
 
 
-def open_custom_all_reduce(
-    runtime: CudaRuntime, collectives: Collectives, dtype: torch.dtype, *, is_right: bool = True
-) -> OneShotAllReduce | None:
-    """The all-reduce for messages up to the size at which it wins. None where it cannot be had, is wrong, or is slower.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """all_reduce: for messages up to the size at which it wins; None where it cannot be had, is wrong, or is slower."""
 
-    All ranks of the stage call it. is_right: as far as this one's GPU shows. RuntimeError where one is lost meanwhile.
+    all_reduce: OneShotAllReduce | None
+    why: str
+
+
+def choose_all_reduce(
+    runtime: CudaRuntime, collectives: Collectives, dtype: torch.dtype, *, is_right: bool = True
+) -> Choice:
+    """Choose for sums of ``dtype``. All ranks of the stage call it.
+
+    is_right: as far as this one's GPU shows. RuntimeError where a rank is lost meanwhile.
     """
-    found, why = _Check(runtime, collectives, dtype).run(is_right=is_right)
-    if collectives.rank.index == 0:
-        logger.info("custom all-reduce: %s", why)
-    return found
+    return _Check(runtime, collectives, dtype).run(is_right=is_right)
 
 
 class _Check:
@@ -57,28 +60,28 @@ class _Check:
         self._runtime, self._collectives, self._dtype = runtime, collectives, dtype
         self._rank = collectives.rank
 
-    def run(self, *, is_right: bool) -> tuple[OneShotAllReduce | None, str]:
+    def run(self, *, is_right: bool) -> Choice:
         """What is to be used, and why."""
         if self._rank.count > MOST_RANKS:
-            return None, f"off, it is for at most {MOST_RANKS} ranks"
+            return Choice(None, f"off, it is for at most {MOST_RANKS} ranks")
         is_gpu, properties = self._runtime.device.type == "cuda", self._runtime.properties
         if not self._agree(is_right):
-            return None, "off, the kernel is not right on each GPU"
+            return Choice(None, "off, the kernel is not right on each GPU")
         if not self._agree(properties.num_multiprocessors >= FEWEST_MULTIPROCESSORS or not is_gpu):
-            return None, f"off, it is for GPUs of at least {FEWEST_MULTIPROCESSORS} multiprocessors"
+            return Choice(None, f"off, it is for GPUs of at least {FEWEST_MULTIPROCESSORS} multiprocessors")
         self._runtime.kernel(all_reduce_variant(self._dtype, self._rank.count))  # compiled before anybody waits for it
         memory = self._open_memory()
         if memory is None:
-            return None, "off, the GPUs do not reach each other's memory"
+            return Choice(None, "off, the GPUs do not reach each other's memory")
         custom = OneShotAllReduce(self._runtime, self._rank.index, memory)
         with _limited(custom):
             found = [self._is_right(custom, size) for size in SIZES]
             if not self._agree(all(found)):
-                return None, "off, its sums are not NCCL's here"
+                return Choice(None, "off, its sums are not NCCL's here")
             why = self._time(custom) if is_gpu else "in use; times mean nothing here"
         if not self._agree(not custom.is_given_up):
-            return None, f"off, it took more than {PATIENCE_SECONDS:.0f} s to compare and time it"
-        return (custom if custom.most_bytes else None), why
+            return Choice(None, f"off, it took more than {PATIENCE_SECONDS:.0f} s to compare and time it")
+        return Choice(custom if custom.most_bytes else None, why)
 
     # ---- memory
 

@@ -15,12 +15,14 @@ from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.cuda import open_cuda, why_no_usable_gpu
 from kvplan_engine.device.device import cpu_name, open_device, resolve_dtype
 from kvplan_engine.device.process_memory import available_memory_bytes
+from kvplan_engine.doctor.ranks import choose_over_gpus
 from kvplan_engine.kernel_checks.cpu import check_cpu_kernels
 from kvplan_engine.kernel_checks.run import check_kernels
 from kvplan_engine.kernel_checks.use import FAMILIES, KernelUse, use_of
 from kvplan_engine.kernel_checks.verdicts import Store, Verdicts
 from kvplan_engine.kernels.build import KernelBuildError
 from kvplan_engine.kernels.cpu.library import STORAGE_CODES, load_kernels
+from kvplan_engine.kernels.cuda.all_reduce import MOST_RANKS
 from kvplan_engine.kernels.cuda.launching.driver import DriverRuntime, current_runtime
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 
@@ -127,8 +129,10 @@ def examine(config: EngineConfig, device: str, *, checks_anew: bool = False) -> 
         report["device"] = "cuda"
         report["gpu"], gpu = gpu_facts()
         dtype = _dtype_on("cuda", config)
-        use = replace(_use(config, dtype), num_ranks=torch.cuda.device_count())
-        verdicts = check_kernels(gpu, use, anew=checks_anew)
+        num_ranks = min(torch.cuda.device_count(), MOST_RANKS)
+        verdicts = check_kernels(gpu, replace(_use(config, dtype), num_ranks=num_ranks), anew=checks_anew)
+        if num_ranks > 1:
+            report["gpu"]["custom_all_reduce"] = choose_over_gpus(num_ranks, dtype)
     else:
         report["device"] = "cpu"
         if absence is not None:

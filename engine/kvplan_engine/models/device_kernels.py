@@ -6,6 +6,7 @@ Which of them run is decided here and nowhere else. A new kind of device is a fu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +24,7 @@ from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import model_parameters
 from kvplan_engine.description.weight_format import WeightFormat
 from kvplan_engine.device.collectives import Collectives
-from kvplan_engine.device.custom_all_reduce import open_custom_all_reduce
+from kvplan_engine.device.custom_all_reduce import choose_all_reduce
 from kvplan_engine.errors import EngineError, SettingsError
 from kvplan_engine.kernel_checks.operation_cases import correct_in_torch
 from kvplan_engine.kernel_checks.run import check_kernels, refuse_or_report
@@ -55,6 +56,8 @@ from kvplan_engine.memory.step_buffers import ATTENTION_PARTS, LORA_INNER, WIDEN
 from kvplan_engine.models.decoder_layer import DecoderLayer
 from kvplan_engine.models.one_call import CpuLayerRun, LayerRun
 from kvplan_engine.models.part_kernels import PartKernels
+
+logger = logging.getLogger("kvplan_engine")
 
 REFERENCE = "reference"
 
@@ -137,7 +140,10 @@ class DeviceKernels(PartKernels):
         """
         if custom_all_reduce and self.shares_memory is not None:
             is_right = families.ALL_REDUCE not in self.verdicts.avoided
-            collectives.use_custom(open_custom_all_reduce(self.shares_memory, collectives, dtype, is_right=is_right))
+            choice = choose_all_reduce(self.shares_memory, collectives, dtype, is_right=is_right)
+            collectives.use_custom(choice.all_reduce)
+            if collectives.rank.index == 0:
+                logger.info("custom all-reduce: %s", choice.why)
         summed = frozenset(
             each.name.removesuffix(".weight")
             for each in model_parameters(model)

@@ -18,7 +18,7 @@ from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.description.division import Rank, part_of
 from kvplan_engine.device import custom_all_reduce
 from kvplan_engine.device.collectives import Collectives, open_store
-from kvplan_engine.device.custom_all_reduce import SIZES, _Check, open_custom_all_reduce
+from kvplan_engine.device.custom_all_reduce import SIZES, _Check, choose_all_reduce
 from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts
 from kvplan_engine.kernels.cuda.all_reduce import MOST_BYTES, SHARED_BYTES, all_reduce_variant
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
@@ -96,7 +96,7 @@ def test_all_ranks_choose_alike(broken: type[EmulatedRuntime], tmp_path: Path, m
 
     def work(collectives: Collectives) -> bool:
         runtime = broken() if collectives.rank.index else EmulatedRuntime()
-        found = open_custom_all_reduce(runtime, collectives, BF16)
+        found = choose_all_reduce(runtime, collectives, BF16).all_reduce
         return found is None if broken is not EmulatedRuntime else found is not None and found.most_bytes == MOST_BYTES
 
     assert of_ranks(tmp_path, work) == [0, 0]

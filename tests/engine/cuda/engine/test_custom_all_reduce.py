@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ import pytest
 from emulated_ranks import EmulatedRank
 from engine_answers import answer, random_prompts
 from fake_gpu import FakeGpu, FakeGraph
+from fake_ranks import FakeRanks
 from small_models import greedy, wide_gpt2
 
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.kvplan.launches import step_launches
-from kvplan_engine import LLM, Engine, SamplingParams
+from kvplan_engine import LLM, Engine, EngineConfig, SamplingParams
+from kvplan_engine.device.collectives import Collectives
+from kvplan_engine.device.custom_all_reduce import Choice
 from kvplan_engine.errors import RankDied
-from kvplan_engine.kernels.cuda.all_reduce import SHARED_BYTES, OneShotAllReduce
+from kvplan_engine.kernels.cuda.all_reduce import SHARED_BYTES
+from kvplan_engine.models import device_kernels, loaded_model
+from kvplan_engine.models.device_kernels import DeviceKernels
 
 SETTINGS = {"dtype": "float32", "max_num_batched_tokens": 32, "max_num_seqs": 4, "max_model_len": 64}
 
@@ -30,7 +36,7 @@ def num_sums(rank: EmulatedRank) -> int:
 def test_tokens_are_those_of_one_process_without_a_sum_of_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In prompts, eager decode steps and replays; with the switch off all sums are the library's."""
+    """In prompts and replays."""
     model, prompts = wide_gpt2(tmp_path), random_prompts(5, 40)
     rank = EmulatedRank(monkeypatch)
     with LLM(str(tmp_path), **SETTINGS, tensor_parallel_size=2) as llm:
@@ -54,35 +60,39 @@ def _check_prediction(path: Path, engine: Engine, rank: EmulatedRank) -> None:
         assert len(graph.calls) == launches
 
 
-def test_with_the_switch_all_sums_are_the_librarys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, prompts = wide_gpt2(tmp_path), random_prompts(5)
-    rank = EmulatedRank(monkeypatch)
-    with LLM(str(tmp_path), **SETTINGS, tensor_parallel_size=2, disable_custom_all_reduce=True) as llm:
-        assert answer(llm, prompts, 3) == greedy(model, prompts, 3)
-    assert "all_reduce" not in rank.gpu.runtime.launched
-    assert num_sums(rank) > 0
-
-
-@pytest.mark.parametrize("is_captured", [False, True], ids=["eager", "a replay"])
-def test_a_lost_rank_ends_the_wait_for_its_signal(
-    is_captured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It stops in the middle of a step, and is ended while the first one waits in the kernel."""
+@pytest.mark.parametrize("disabled", [False, True])
+def test_the_switch_is_every_ranks(disabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide_gpt2(tmp_path)
-    rank, ends = EmulatedRank(monkeypatch), list[threading.Timer]()
-    place, name = (FakeGraph, "replay") if is_captured else (OneShotAllReduce, "__call__")
-    work = getattr(place, name)
+    fake, opened = FakeRanks(monkeypatch, 2), set[int]()
 
-    def stop_the_other(*arguments: Any) -> None:
+    def kernels(*place: Any) -> DeviceKernels:
+        return replace(fake._kernels(*place), shares_memory=fake.gpus[fake.device].runtime)
+
+    def choose_none(_: object, collectives: Collectives, *__: object, **___: object) -> Choice:
+        opened.add(collectives.rank.index)
+        return Choice(None, "off")
+
+    monkeypatch.setattr(loaded_model, "select_kernels", kernels)
+    monkeypatch.setattr(device_kernels, "choose_all_reduce", choose_none)
+    settings = SETTINGS | {"tensor_parallel_size": 2, "disable_custom_all_reduce": disabled}
+    Engine(EngineConfig(model=str(tmp_path), **settings), with_pool=False).close()
+    assert opened == (set() if disabled else {0, 1})
+
+
+def test_a_lost_rank_ends_the_wait_for_its_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops at a replay, and is ended while the first one waits in the kernel. (Eager: test_cuda_all_reduce.py.)"""
+    wide_gpt2(tmp_path)
+    rank, replay, ends = EmulatedRank(monkeypatch), FakeGraph.replay, list[threading.Timer]()
+
+    def stop_the_other(graph: FakeGraph) -> None:
         (process,) = rank.processes
         if not ends:
             process.send_signal(signal.SIGSTOP)
             ends.append(threading.Timer(0.5, process.kill))
             ends[0].start()
-        work(*arguments)
+        replay(graph)
 
-    settings = SETTINGS | {"tensor_parallel_size": 2, "enforce_eager": not is_captured}
-    with LLM(str(tmp_path), **settings) as llm:
-        monkeypatch.setattr(place, name, stop_the_other)
+    with LLM(str(tmp_path), **SETTINGS, tensor_parallel_size=2) as llm:
+        monkeypatch.setattr(FakeGraph, "replay", stop_the_other)
         with pytest.raises(RankDied, match=r"^rank 1 of 2 was ended by SIGKILL\.$"):
             llm.generate([{"prompt_token_ids": [3, 4, 5]}], SamplingParams(max_tokens=1, ignore_eos=True))
