@@ -84,13 +84,13 @@ KVPLAN_INLINE void copy_rows(u8* target, const PrefillTile& tile, int begin, int
             const int token = (chunk + lane) / ROW_CHUNKS;
             copy_async_16(own + chunk * 16 + token * (PITCH - ROW_CHUNKS * 16), source + chunk * 8, token < num_tokens);
         }
-        return;
-    }
-    for (int piece = int(threadIdx.x); piece < KV_TILE * ROW_CHUNKS; piece += THREADS) {
-        const int row = piece / ROW_CHUNKS, chunk = piece % ROW_CHUNKS, position = begin + row;
-        const bool wanted = position < end;
-        const Cache* source = keys + row_offset(wanted ? table[position / BLOCK_SIZE] : 0, position, params) + chunk * 8;
-        copy_async_16(target + row * PITCH + chunk * 16, source, wanted);
+    } else {
+        for (int piece = int(threadIdx.x); piece < KV_TILE * ROW_CHUNKS; piece += THREADS) {
+            const int row = piece / ROW_CHUNKS, chunk = piece % ROW_CHUNKS, position = begin + row;
+            const bool wanted = position < end;
+            const int block = wanted ? table[position / BLOCK_SIZE] : 0;
+            copy_async_16(target + row * PITCH + chunk * 16, keys + row_offset(block, position, params) + chunk * 8, wanted);
+        }
     }
 }
 
