@@ -199,6 +199,8 @@ KVPLAN_INLINE void cap_and_mask(float (&scores)[ROW_TILES][SCORE_TILES][4], cons
     }
 }
 
+constexpr bool MAY_SKIP = !HAS_VALUE_TABLES;  // as registers allow
+
 // One online-softmax step; scores become weights. They are summed in pairs, each of which P packs into one register:
 // summed one by one, all of them stay in registers beside P until the sum has reached them.
 KVPLAN_INLINE void update_softmax(RowState& state, float (&scores)[ROW_TILES][SCORE_TILES][4], float factor) {
@@ -224,6 +226,7 @@ KVPLAN_INLINE void update_softmax(RowState& state, float (&scores)[ROW_TILES][SC
                 total += first + second;
             }
             state.total[r][half] = total;
+            if (MAY_SKIP && !__any_sync(FULL_WARP, rescale != 1.0f)) continue;  // mostly no token outweighs all before it
             KVPLAN_UNROLL
             for (int n = 0; n < HEAD_SIZE / 8; ++n) {
                 state.sums[r][n][half * 2] *= rescale;
