@@ -28,9 +28,9 @@ The 99th percentile of TPOT has an interval where it is predicted near the mean,
 
 A TPOT that is predicted by a data sheet alone has the interval of all such rows joined to that of its kind. It was
 chosen forward, as sources became known. With intervals of ``a``, of ``a`` to ``c`` and of ``a`` to ``d`` the scores
-of ``b`` and ``c``, of ``d`` and of ``e`` (without four rows of servers that could not keep up) are 1.74, 4.56 and
-1.68 with it, and 1.74, 5.54 and 1.64 without; averages over sources are 1.46, 4.95 and 1.38, and 1.46, 5.92 and 3.05.
-Throughput and TTFT were no better for one (1.30 and 2.57 on all rows instead of 1.22 and 2.39). Rows that count the
+of ``b`` and ``c``, of ``d`` and of ``e`` (without four rows of servers that could not keep up) are 1.71, 4.55 and
+1.46 with it, and 1.71, 5.55 and 1.42 without; averages over sources are 1.47, 4.94 and 1.31, and 1.47, 5.93 and 2.98.
+Throughput and TTFT were no better for one (1.31 and 2.58 on all rows instead of 1.22 and 2.39). Rows that count the
 less the more their source has, and tails that hold 9 in 10 of a source on average over sources, were no better
 either, and up to twice as wide.
 

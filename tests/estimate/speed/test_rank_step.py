@@ -263,3 +263,12 @@ def test_what_a_prompt_costs_the_groups_that_read_none() -> None:
     prompt = (1000, 1, 1, 1000, 500_000.0)
     one_reads, all_read = steps.seconds_beside(1007, *prompt), steps.seconds_beside(8000, *prompt)
     assert steps.seconds_beside(8, 1, 1, 1, 1000, 1000.0) < one_reads < all_read < 8 * one_reads
+
+
+@pytest.mark.parametrize(("model", "table"), [("gemma-4-e4b", 2_818_572_288), ("qwen3-0.6b", 0), ("gpt2", 786_432)])
+def test_of_embeddings_that_the_head_shares_only_its_own_table_is_read(model: str, table: int) -> None:
+    """Gemma 4 E4B has 262,144 x 42 x 256 inputs of layers in one table, and GPT-2 1,024 positions of 768: looked up."""
+    spec = resolve_model(model)
+    work = model_work(spec, 2 * spec.num_parameters, "bfloat16", ParallelLayout())
+    assert work.active_parameters == spec.num_parameters - table
+    assert work.dense_bytes == pytest.approx(2 * (spec.num_parameters - table))

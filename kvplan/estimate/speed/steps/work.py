@@ -157,8 +157,8 @@ def model_work(spec: ModelSpec, weight_bytes: int, dtype: str, layout: ParallelL
     experts = _expert_elements(spec)
     recurrent = _recurrent_kinds(spec)
     looked_up = count_elements(tuple(tensor for tensor in spec.tensors if tensor.role in ("embedding", "position")))
-    if spec.tie_word_embeddings:
-        looked_up = 0
+    if spec.tie_word_embeddings:  # the head reads that table, and no other (Gemma's have one for all layers' inputs)
+        looked_up = max(looked_up - spec.vocab_size * spec.hidden_size, 0)
     sparse = [
         each.mixer for each in spec.layers if isinstance(each.mixer, LatentAttention) and each.mixer.chosen_tokens
     ]
