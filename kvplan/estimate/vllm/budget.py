@@ -47,8 +47,8 @@ eleven start-ups of 0.8 to 0.10, which capture nothing else."""
 _MEASURED_PIECES_LAYER_MIB = 0.17
 """The same as the second runner estimates it on other GPUs than Hopper: it captures all sizes and measures what they
 take, where the first one takes the second largest for each (profile_cudagraph_memory in
-vllm/v1/worker/gpu/cudagraph_utils.py, read in 0.32). Five start-ups of 0.29 to 0.31 print 0.16 to 0.2; one on an H100
-prints what the first runner would."""
+vllm/v1/worker/gpu/cudagraph_utils.py, read in 0.32). Three start-ups of 0.29 to 0.31 print peaks with 0.16 to 0.2 in
+them; one on an H100 prints what the first runner would."""
 _WHOLE_LAYER_MIB, _WHOLE_LAYER_MIB_ON_HOPPER = 0.1, 0.2
 """The same of whole decode steps: what estimates of vLLM 0.18 to 0.29 have beyond pieces and the first capture, on
 A100, A6000, RTX 3090 Ti, 4090, 5090 and L40 (0.05 to 0.2), and on H100 (0.2 and 0.3)."""

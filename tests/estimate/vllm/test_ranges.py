@@ -25,7 +25,7 @@ from kvplan.estimate.deployments import SizedDeployment, place
 from kvplan.estimate.document import estimate_document
 from kvplan.estimate.vllm.kinds import deployment_kinds
 from kvplan.estimate.vllm.prediction import predict_vllm
-from kvplan.estimate.vllm.ranges import CAUSES, kv_pool_low_bytes, kv_range
+from kvplan.estimate.vllm.ranges import CAUSES, kv_pool_low_bytes, kv_range, warm_gain_bytes
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
@@ -125,6 +125,20 @@ def _half_width(deployment: SizedDeployment) -> int:
     assert deployment.kv_pool_bytes_range is not None
     low, high = deployment.kv_pool_bytes_range
     return (high - low) // 2
+
+
+@pytest.mark.parametrize(
+    ("version", "warm", "times"),
+    [("0.26", False, 0), ("0.29", False, 1), ("0.29", True, 0), ("0.31", False, 0)],
+)
+def test_a_first_start_may_lose_the_timed_matrix_once_more(version: str, warm: bool, times: int) -> None:
+    """Where vLLM counts the freed pieces of memory that something small was split off."""
+    spec, gpu = resolve_model("qwen3-8b"), find_gpu("rtx-4090")
+    found = predict_vllm(spec, gpu, ServingSettings(max_model_len=4096, warm_start=warm), version)
+    interval, likely = kv_range(spec, gpu, found), found.rank.available_kv_bytes
+    low, high = interval.pool_bytes
+    assert likely - low - (high - warm_gain_bytes(found) - likely) == times * 151936 * 4096 * 2
+    assert low == kv_pool_low_bytes(spec, gpu, found)
 
 
 def test_weights_from_a_checkpoint_narrow_the_interval() -> None:

@@ -78,11 +78,12 @@ def test_pieces_alone_are_captured_where_flashinfer_takes_one_token_of_each_sequ
     Two RTX 3090 estimated 0.17 GiB for 7 sizes of a 27B hybrid (pull request 44 of noonghunna/club-3090).
     """
     assert drafted_graphs("rtx-3090", "0.23.0", max_num_seqs=4) == pytest.approx(0.17, abs=0.04)
-    whole = drafted_graphs("rtx-3090", "0.33.0")  # with FlashInfer's 394 MiB
-    assert whole - drafted_graphs("rtx-3090", "0.23.0") > 0.394
-    assert drafted_graphs("rtx-3090", "0.23.0", num_speculative_tokens=0) > whole - 0.1
-    plain = drafted_graphs("rtx-3090", "0.23.0", kv_cache_dtype="auto")  # FlashAttention 2 takes several
-    assert whole - 0.45 < plain < whole - 0.35
+    pieces = drafted_graphs("rtx-3090", "0.23.0")
+    whole = drafted_graphs("rtx-3090", "0.23.0", kv_cache_dtype="auto")  # FlashAttention 2 takes several
+    assert whole > pieces + 0.2
+    assert drafted_graphs("rtx-3090", "0.23.0", num_speculative_tokens=0) > whole + 0.3  # with FlashInfer's 394 MiB
+    workspace_gib = drafted_graphs("rtx-3090", "0.33.0") - drafted_graphs("rtx-3090", "0.33.0", kv_cache_dtype="auto")
+    assert workspace_gib == pytest.approx(394 / 1024)
     assert drafted_graphs("rtx-3090", "0.23.0", enforce_eager=True) == 0
 
 
