@@ -120,6 +120,9 @@ def test_models_and_gpus_are_the_commands(capsys: pytest.CaptureFixture[str]) ->
         assert found.to_dict() == json.loads(printed(capsys, command, search, "--json"))
         assert len(found) == len(found.to_frame()) > 1
     assert kvplan.gpus("h100")[0].memory_bytes > 0
+    assert [each.id for each in kvplan.gpus("h100-3g.40gb")] == ["h100-sxm-3g.40gb"]
+    with pytest.raises(UsageError, match="no GPU profile named 'h1000'"):
+        kvplan.gpus("h1000")
 
 
 def test_the_room_of_estimates_is_the_function_too() -> None:

@@ -73,11 +73,11 @@ class Gpus(Listing[GpuProfile]):
 
 @checks_arguments()
 def models(search: str | None = None) -> Models:
-    """List the models known by name whose name, id or alias contains ``search``."""
+    """List the models known by name whose name, id or alias contains ``search``; none where no name does."""
     return Models(tuple(known_models(search)))
 
 
 @checks_arguments()
 def gpus(search: str | None = None) -> Gpus:
-    """List the devices known by name whose id, name or alias contains ``search``."""
+    """List the devices whose id, name or alias contains ``search``, or a slice. UsageError where there is none."""
     return Gpus(tuple(known_gpus(search)))

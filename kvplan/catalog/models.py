@@ -93,9 +93,12 @@ def _of_ollama(name: str) -> str | None:
 def _as_ollamas(name: str, spec: ModelSpec) -> ModelSpec:
     """``spec`` with a note on what Ollama's file has otherwise."""
     facts = "" if spec.sized_as is None else f", with the facts of {spec.sized_as}"
+    bits = "may be stored otherwise"
+    if spec.quantization is None:
+        bits = "is quantized to about 4 bits a weight where its tag says nothing"
     note = (
-        f"{name}, Ollama's name, is sized as {spec.served_id}{facts}, weights as published: Ollama's file is quantized "
-        "to about 4 bits a weight where its tag says nothing. Give its .gguf file for that size."
+        f"{name}, Ollama's name, is sized as {spec.served_id}{facts}, weights as published: Ollama's file {bits}. Give "
+        "its .gguf file for that size."
     )
     return replace(spec, source=f"{BY_NAME}: {spec.source}", assumptions=(note, *spec.assumptions))
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvplan.catalog.devices.gpus import find_gpu, known_gpus
+from kvplan.catalog.devices.gpus import known_gpus
 from kvplan.commands.printing.known import print_gpus
 from kvplan.commands.printing.render import OutputFormat, chosen_format
 
@@ -18,4 +18,4 @@ def gpus(
 ) -> None:
     """List the GPUs known by name."""
     chosen = chosen_format(output_format, as_json=as_json)
-    print_gpus(known_gpus(search) or [find_gpu(search or "")], chosen)
+    print_gpus(known_gpus(search), chosen)

@@ -172,9 +172,10 @@ def _no_speeds(placements: Sequence[Placement]) -> tuple[None, ...]:
 
 
 def _as_kept(spec: ModelSpec, cache: CacheSettings, placements: Sequence[Placement]) -> CacheSettings:
-    """Sparse latents as their kernel keeps them, where that is the same on every GPU asked for."""
+    """Sparse latents and compressed attention as their kernel keeps them, where that is the same on every GPU."""
     kept = {placement.deployment.settings.kv_cache_dtype for placement in placements}
-    return replace(cache, kv_dtype=kept.pop()) if spec.has_indexer and len(kept) == 1 else cache
+    is_decided = spec.has_indexer or spec.is_compressed
+    return replace(cache, kv_dtype=kept.pop()) if is_decided and len(kept) == 1 else cache
 
 
 def _without_towers(spec: ModelSpec) -> ModelSpec:

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import profiles, read_profile
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
-from kvplan.estimate.vllm.cache_dtypes import cache_of_checkpoint
+from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.prediction import as_attended, as_vllm_stores
 from kvplan.settings import ServingSettings
 
@@ -21,7 +22,7 @@ SCHEMA: Final = "kvplan.models/1"
 class KnownModel:
     """A profile. kv_bytes_per_token: of a token beyond every window; kv_window_bytes_per_token: more within them.
 
-    Both as the newest release of vLLM keeps them, in the format that the checkpoint was calibrated for.
+    Both as the newest release of vLLM keeps them on an H100, in the format that the checkpoint was calibrated for.
     """
 
     name: str
@@ -53,7 +54,7 @@ def known_models(search: str | None = None) -> Iterator[KnownModel]:
 def _known(profile: Mapping[str, Any]) -> KnownModel:
     spec = read_profile(profile)
     dtype, release = serving_dtype(spec.dtype), vllm_release("latest")
-    kv_dtype = cache_of_checkpoint(spec, ServingSettings(), release) or dtype
+    kv_dtype, _ = kv_cache_dtype(spec, find_gpu("h100-sxm"), ServingSettings(), release, dtype)
     settings = CacheSettings(model_dtype=dtype, kv_dtype=kv_dtype, encoder_tokens=1)
     cache = size_sequence(as_attended(spec, release), 1, as_vllm_stores(spec, settings))
     return KnownModel(

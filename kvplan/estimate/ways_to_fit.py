@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuCount
@@ -56,7 +57,7 @@ def ways_to_fit(asked: Asked) -> tuple[str, ...]:
         _towers(asked),
         _steps(asked),
         _drafter(asked),
-        _formats(asked),
+        chain(_formats(asked), _formats_and_context(asked)),
         _more_gpus(asked),
     )
     found = (next((way.text for way in kind if _fits(asked, way)), None) for kind in kinds)
@@ -64,11 +65,16 @@ def ways_to_fit(asked: Asked) -> tuple[str, ...]:
 
 
 def _fits(asked: Asked, way: _Way) -> bool:
+    found = _sized(asked, way)
+    return found is not None and found.fits
+
+
+def _sized(asked: Asked, way: _Way) -> SizedDeployment | None:
     try:
         answer = answer_question(asked.model, way.question, [way.counted], asked.engine, MeasuredProfiles())
     except KvplanError:
-        return False
-    return answer.deployments[0].fits
+        return None
+    return answer.deployments[0]
 
 
 def _changed(asked: Asked, text: str, **settings: object) -> _Way:
@@ -163,6 +169,18 @@ def _formats(asked: Asked) -> Iterator[_Way]:
             yield _changed(asked, f"fewer bits per weight (--quantization {name})", quantization=name, group_size=size)
     if not asked.answer.kv_dtype.startswith(_KEPT_IN_A_BYTE):
         yield _changed(asked, "--kv-cache-dtype fp8", kv_cache_dtype="fp8")
+
+
+def _formats_and_context(asked: Asked) -> Iterator[_Way]:
+    """Fewer bits where the weights do not fit, and the longest context that these leave room for."""
+    if asked.deployment.longest_context:
+        return
+    for way in _formats(asked):
+        found, name = _sized(asked, way), way.question.settings.quantization
+        longest = None if found is None else found.longest_context
+        if longest and name not in ("auto", "none"):
+            text = f"fewer bits and a shorter context (--quantization {name} --ctx {longest})"
+            yield _Way(text, replace(way.question, context_tokens=longest), way.counted)
 
 
 def _more_gpus(asked: Asked) -> Iterator[_Way]:

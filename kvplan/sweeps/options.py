@@ -314,7 +314,10 @@ class SweepOptions:
 
     def counted_gpus(self) -> GpuCount | None:
         """The GPUs that are only counted, None where none are named. UsageError for an unknown name."""
-        return None if self.gpu is None else parse_gpu_count(self.gpu)
+        if self.gpu is None:
+            return None
+        check("," not in self.gpu, "--gpu takes one deployment in a sweep", "sweep each of them, with its own --out")
+        return parse_gpu_count(self.gpu)
 
     def device_memory_bytes(self) -> int | None:
         return None if self.device_memory is None else parse_bytes(self.device_memory)

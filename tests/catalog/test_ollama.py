@@ -34,6 +34,7 @@ def test_a_name_of_ollamas_is_the_checkpoints(name: str, served: str, facts_of: 
     assert (spec.served_id.casefold(), spec.sized_as) == (served.casefold(), facts_of)
     note = spec.assumptions[0]
     assert note.startswith(f"{name}, Ollama's name, is sized as {spec.served_id}")
+    assert ("to about 4 bits" in note) is (spec.quantization is None), "gpt-oss is published in 4 bits"
     assert "weights as published" in note and (facts_of or "") in note
 
 

@@ -159,7 +159,7 @@ def test_index_keys_are_paged_as_vllm_stores_them(capsys):
     assert main(["estimate", "deepseek-v3.2", "--ctx", "32k", "--gpu", "8xh200", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     cache, deployment = document["kv_cache"], document["deployments"][0]
-    assert cache["admission_bytes"] < cache["logical_bytes"]
+    assert cache["admission_bytes"] == cache["logical_bytes"] == (70272 + 61 * 132) * 32768
     assert deployment["kv_pool_bytes"] / cache["admission_bytes"] == pytest.approx(
         deployment["max_concurrency"], rel=0.01
     )

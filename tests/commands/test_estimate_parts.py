@@ -155,12 +155,16 @@ def test_a_headline_shows_what_vllm_keeps(capsys: pytest.CaptureFixture[str]) ->
     assert kvplan.estimate("deepseek-v3.2", gpu="8xh200", ctx="64k").kv_bytes_per_token == 78324
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v3.2-nvfp4", "llama-3.1-70b-instruct-fp8", "gemma-3-27b"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3.2", "deepseek-v3.2-nvfp4", "deepseek-v4-flash", "llama-3.1-70b-instruct-fp8", "gemma-3-27b"]
+)
 def test_a_token_costs_the_same_in_the_list_of_models(name: str) -> None:
-    """Index keys in 8 bits, and caches in the format that a checkpoint was calibrated for."""
+    """Index keys and compressed attention in 8 bits, and caches in the format that a checkpoint was calibrated for."""
     listed = next(each for each in kvplan.models(name) if each.name == name)
-    found = kvplan.estimate(name, gpu="8xb200", ctx="4k")
+    found = kvplan.estimate(name, gpu="8xh200", ctx="4k")
     assert listed.kv_bytes_per_token == found.kv_bytes_per_token
+    cache = found.to_dict()["kv_cache"]
+    assert cache["logical_bytes"] <= cache["paged_bytes"], "whole blocks hold what a sequence takes"
 
 
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'

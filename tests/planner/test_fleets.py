@@ -226,6 +226,12 @@ def test_head_room_of_a_coarse_clock_says_what_it_leaves_out(answer: FleetAnswer
     assert "its ticks closer but no fuller" in said and "ticks" not in growth_sentence(answer)
 
 
+def test_many_gpus_without_a_fleet_are_counted(answer: FleetAnswer, capsys: pytest.CaptureFixture[str]) -> None:
+    for count, said in ((2, "not on gpu-0, gpu-1: no fleet"), (7, "not on 7 other GPUs: no fleet")):
+        print_fleet(replace(answer, dearer=tuple(f"gpu-{number}" for number in range(count))), "table")
+        assert said in capsys.readouterr().out
+
+
 def test_the_page_asks_no_other_host(answer: FleetAnswer) -> None:
     page = fleet_page(answer, ["Rent <this>."])
     assert "Rent &lt;this&gt;." in page and page.count("<svg") >= 6

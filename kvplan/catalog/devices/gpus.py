@@ -229,11 +229,15 @@ SCHEMA: Final = "kvplan.gpus/1"
 
 
 def known_gpus(search: str | None = None) -> list[GpuProfile]:
-    """Return the devices whose id, name or alias contains ``search``, or those of the cloud's instance of this name."""
+    """Return the devices whose id, name or alias contains ``search``, or those of the cloud's instance of this name.
+
+    A slice is no part of the list, and found by its whole name. UsageError where nothing is.
+    """
     instance = None if search is None else find_instance(search)
     if instance is not None:
         return [rented(find_gpu(instance.gpu), instance)]
-    return [profile for profile in load_gpus() if search is None or _matches(profile, search)]
+    found = [profile for profile in load_gpus() if search is None or _matches(profile, search)]
+    return found or [find_gpu(search or "")]
 
 
 def _matches(profile: GpuProfile, search: str) -> bool:

@@ -36,6 +36,8 @@ from kvplan.units import plural
 from kvplan.workload.files import span_text, survey_file
 
 _MOST_WINDOWS = 24
+_MOST_NAMED = 6
+"""GPUs that one line names; JSON has all (``left_out``)."""
 
 
 def print_fleet_text(answer: FleetAnswer, *, explain: bool = False) -> None:
@@ -271,7 +273,8 @@ _FLEET_HEAD = ("fleet", "$/h", "replicas", "step tokens", "hits", "sure")
 
 def _print_others(answer: FleetAnswer, best: Played) -> None:
     if answer.dearer:
-        print_sentence(f"not on {', '.join(answer.dearer)}: no fleet there that costs as little keeps it")
+        others = ", ".join(answer.dearer) if len(answer.dearer) <= _MOST_NAMED else f"{len(answer.dearer)} other GPUs"
+        print_sentence(f"not on {others}: no fleet there that costs as little keeps it")
     fleets = [best, *answer.others]
     if len(fleets) > 1:
         say()

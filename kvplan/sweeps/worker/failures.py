@@ -38,4 +38,6 @@ def classify_failure(error: Exception, stage: Stage) -> Row | None:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """``text`` with a capital, unless it begins with the name of a setting."""
+    first = text.partition(" ")[0]
+    return text if "_" in first else text[:1].upper() + text[1:]

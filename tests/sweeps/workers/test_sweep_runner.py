@@ -20,6 +20,8 @@ from kvplan.sweeps.options import refuse_differences
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
 from kvplan.sweeps.worker.client import StageDeadline, TimeLimits
+from kvplan.sweeps.worker.failures import classify_failure
+from kvplan_engine.errors import SettingsError
 
 
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, str], **options: object) -> SweepOutcome:
@@ -166,3 +168,9 @@ def test_resume_refuses_another_model_of_the_same_name(tmp_path: Path, monkeypat
     config.write_text(config.read_text().replace('"n_layer": 2', '"n_layer": 3'))
     with pytest.raises(KvplanError, match="has changed since this sweep was started"):
         resume_sweep(tmp_path / "run", SilentProgress(), worker_command=FAKE_WORKER)
+
+
+def test_a_sentence_that_begins_with_a_setting_keeps_its_name() -> None:
+    for message, recorded in (("max_model_len 4,096 is more", "max_model_len 4,096 is more"), ("one is", "One is")):
+        row = classify_failure(SettingsError(message), "setup")
+        assert row is not None and row["error"] == recorded
