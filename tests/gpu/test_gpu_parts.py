@@ -40,7 +40,7 @@ BOUND = 2**-6
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("num_rows", [1, 4, 23, 150, 2000])
 def test_mixtures(mixture: Mixture, dtype: torch.dtype, num_rows: int) -> None:
-    """More rows than one block sorts, and both sizes of tiles."""
+    """More rows than one block sorts, and every size of tiles."""
     check(mixture, dtype, num_rows, current_runtime())
 
 

@@ -42,6 +42,15 @@ def test_a_product_in_float8() -> None:
     test_cuda_quantised.check_float8(runtime)
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize(("rows", "outputs"), [(17, 144), (70, 80), (600, 7168)])
+def test_blocks_in_float8(dtype: torch.dtype, rows: int, outputs: int) -> None:
+    runtime = current_runtime()
+    if runtime.properties.capability < (8, 9):
+        pytest.skip("needs compute capability 8.9")
+    test_cuda_quantised.check_blocks(rows, outputs, dtype, runtime)
+
+
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize("counts", [[1, 1, 1], [300, 20, 7]])
 def test_adapters(dtype: torch.dtype, counts: list[int]) -> None:

@@ -56,9 +56,9 @@ def test_an_unknown_section_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_the_sections_fit_ten_minutes() -> None:
-    """A part together, with a process that does not die; of speeds up to the last but five each may take its most."""
+    """A part together, with a process that does not die; of speeds up to the last but six each may take its most."""
     assert measure.TOTAL_SECONDS + support.SECONDS_TO_DIE <= 575
-    assert sum(list(measure.PARTS["speed"].values())[:-5]) <= measure.TOTAL_SECONDS
+    assert sum(list(measure.PARTS["speed"].values())[:-6]) <= measure.TOTAL_SECONDS
     assert sum(measure.PARTS["checks"].values()) <= measure.TOTAL_SECONDS
     assert measure.SECTION_SECONDS.keys() == measure.MEASURES.keys() | measure.TESTS.keys()
 

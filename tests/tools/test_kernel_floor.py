@@ -12,7 +12,7 @@ import pytest
 import kernel_floor
 from count_instructions import blocks_of, round_of
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan_engine.measuring import attention, prefill, script
+from kvplan_engine.measuring import attention, formats, prefill, script
 
 H100 = find_gpu("h100-sxm")
 LISTING = """
@@ -77,16 +77,22 @@ def test_what_the_script_measures_is_found_by_name_and_shape(
     monkeypatch.setattr(attention, "LLAMA", attention.DRY_HEADS)
     monkeypatch.setattr(prefill, "SHAPES", [prefill.PrefillShape(2, 20, 0), prefill.PrefillShape(2, 9, 30)])
     monkeypatch.setattr(prefill, "SHORT_SHAPES", [prefill.PrefillShape(1, 3, 60)])
+    monkeypatch.setattr(
+        formats, "CODES", {name: (*bits, 128, 256, (2, 20)) for name, (*bits, _, _, _) in formats.CODES.items()}
+    )
+    monkeypatch.setattr(formats, "EXPERTS", {"tiny": (4, 2, 64, 64)})
+    monkeypatch.setattr(formats, "EXPERT_TOKENS", (9, 40))
     out = tmp_path / "rows.jsonl"
-    for section in ("decode", "prefill"):
+    for section in ("decode", "prefill", "formats"):
         script.measure_section(section, out, dry=True, seconds=100.0)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     works = [
         work
         for work in kernel_floor.every_work(kernel_matrix.properties_of((9, 0)))
-        if work.section in ("decode", "prefill") and "shared prefixes" not in work.name and "latent" not in work.name
+        if work.section in ("decode", "prefill", "formats")
+        if "shared prefixes" not in work.name and "latent" not in work.name
     ]
-    assert len(works) == 7
+    assert len(works) == 7 + 5 + 2
     assert None not in [kernel_floor.measured_seconds(work, rows) for work in works]
     kernel_floor.print_table(H100, works, lambda _: None, rows)
     assert "| measured | measured / floor |" in capsys.readouterr().out

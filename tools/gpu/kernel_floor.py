@@ -42,7 +42,7 @@ from kvplan_engine.kernels.cuda.products.float8 import float8_launch
 from kvplan_engine.kernels.cuda.products.quantised import FEW_ROWS, quantised_launch
 from kvplan_engine.kernels.cuda.products.skinny import MOST_ROWS, SkinnyShape, skinny_launch
 from kvplan_engine.measuring import attention as decoding
-from kvplan_engine.measuring import operations, prefill
+from kvplan_engine.measuring import formats, operations, prefill
 
 LAUNCH_SECONDS: Final = 0.5e-6
 _SCHEDULERS: Final = 4
@@ -115,8 +115,10 @@ def floor_of(work: Work, gpu: GpuProfile, counts: Counter[str] | None) -> Floor:
 
 
 def every_work(properties: DeviceProperties) -> list[Work]:
-    """Attention, products, operations; the last ones of each are not measured yet."""
-    return [*_decode(properties), *_prefill(properties), *_products(properties), *_mixtures(properties), *_operations()]
+    """Attention, products, operations; latent attention is not measured yet."""
+    attended = [*_decode(properties), *_prefill(properties)]
+    multiplied = [*_products(properties), *_formats(properties), *_experts(properties)]
+    return [*attended, *multiplied, *_operations()]
 
 
 def _shape_of(heads: decoding.ModelHeads, cache: torch.dtype = torch.bfloat16, block_size: int = 16) -> Any:
@@ -180,40 +182,48 @@ def _products(properties: DeviceProperties) -> Iterable[Work]:
             shape = SkinnyShape(torch.bfloat16, outputs // (1 if activation is None else 2), inputs, activation)
             loop = skinny_launch(shape, rows, properties).variant
             yield Work("products", "skinny products", named, moved, flops, loop, "LDGSTS", weight)
-    for name, weight in (("4 bits by AWQ", cases.AWQ), ("8 bits of fp8", cases.FLOAT8)):
-        codes = weight.num_outputs * weight.num_inputs * weight.bits / 8
-        flops = 2.0 * FEW_ROWS * weight.num_outputs * weight.num_inputs
-        named = {"outputs": weight.num_outputs, "inputs": weight.num_inputs, "rows": FEW_ROWS}
-        loop = quantised_launch(weight, FEW_ROWS, properties).variant
-        yield Work("products", f"product of {name}", named, codes, flops, loop, "HMMA", flops)
-    yield from _blocks(properties)
 
 
-def _blocks(properties: DeviceProperties) -> Iterable[Work]:
-    """DeepSeek's weights of fp8 in blocks: few requests, and a prompt. Where fp8 is no product's, halves are."""
-    if properties.capability < (8, 9):
-        return
-    outputs, inputs = 4096, 7168
-    for rows in (64, 2048):
-        moved, flops = outputs * inputs + rows * (inputs + 2.0 * outputs), 2.0 * rows * outputs * inputs
-        loop = float8_launch(torch.bfloat16, rows, outputs, properties).variant
-        unit, dtype = ("QMMA", "fp8") if dict(loop.defines)["NATIVE"] else ("HMMA", "bfloat16")
-        named = {"outputs": outputs, "inputs": inputs, "rows": rows}
-        yield Work("products", "fp8 blocks", named, moved, flops, loop, unit, flops, dtype=dtype)
-        widened = outputs * inputs * 5.0 + 2 * rows * (inputs + outputs)
-        yield Work("products", "fp8 blocks, widened", named, widened, flops, launches=2)
+def _formats(properties: DeviceProperties) -> Iterable[Work]:
+    """Weights in few bits. Where no instruction multiplies fp8, halves are multiplied."""
+    for name, (bits, outputs, inputs, counts) in formats.CODES.items():
+        for rows in counts:
+            named = {"outputs": outputs, "inputs": inputs, "rows": rows}
+            elements, beside = float(outputs * inputs), 2.0 * rows * (inputs + outputs)
+            moved, flops, is_few = elements * bits / 8 + beside, 2.0 * rows * elements, rows <= FEW_ROWS
+            widened = Work("formats", name, named, moved + 4 * elements, flops, launches=2)
+            if is_few:
+                shape = cases.AWQ if name == formats.AWQ else cases.FLOAT8
+                loop = quantised_launch(
+                    replace(shape, num_outputs=outputs, num_inputs=inputs), rows, properties
+                ).variant
+                has_loop = "mma" in loop.source
+                padded = 2.0 * FEW_ROWS * elements if has_loop else 0.0
+                yield Work("formats", name, named, moved, flops, loop if has_loop else None, "HMMA", padded)
+            elif name == formats.AWQ:
+                yield widened
+            else:
+                yield replace(widened, name=name + formats.WIDENED)
+                if properties.capability >= (8, 9):
+                    loop = float8_launch(torch.bfloat16, rows, outputs, properties).variant
+                    unit, dtype = ("QMMA", "fp8") if dict(loop.defines)["NATIVE"] else ("HMMA", "bfloat16")
+                    yield Work("formats", name, named, moved, flops, loop, unit, flops, dtype=dtype)
 
 
-def _mixtures(properties: DeviceProperties) -> Iterable[Work]:
-    """The first product of DeepSeek V3's experts, 8 of 256 of 2048 x 7168, gated: of a decode step and of a prompt."""
+def _experts(properties: DeviceProperties) -> Iterable[Work]:
+    """The first product of experts: of a decode step, and of a prompt in each size of tiles."""
     up = mixtures.ProductShape(torch.bfloat16, torch.bfloat16, "silu", is_gated=True)
-    for tokens, tile in ((64, 16), (8192, 64), (8192, 128)):
-        pairs, outputs, inputs = 8 * tokens, 2 * 2048, 7168
-        launch = mixtures.product_launch(up, tile, properties)
-        moved = 2.0 * (256 * outputs * inputs + pairs * (inputs + outputs // 2))
-        flops, padded = 2.0 * pairs * outputs * inputs, 2.0 * max(pairs, 256 * tile) * outputs * inputs
-        named = {"model": "deepseek-v3", "tokens": tokens, "rows of a tile": tile}
-        yield Work("mixtures", "experts, up", named, moved, flops, launch.variant, "HMMA", padded)
+    for model, (experts, top_k, size, hidden) in formats.EXPERTS.items():
+        for tokens in formats.EXPERT_TOKENS:
+            pairs = tokens * top_k // experts
+            chosen = mixtures.product_rows(tokens, pairs, torch.bfloat16, properties)
+            for tile in (chosen, 64) if chosen == mixtures.LARGE_ROWS else (chosen,):
+                loop = mixtures.product_launch(up, tile, properties).variant
+                moved = 2.0 * (2 * experts * size * hidden + experts * pairs * (hidden + size))
+                flops = 4.0 * experts * pairs * size * hidden
+                padded = 4.0 * experts * -(-pairs // tile) * tile * size * hidden
+                named = {"model": model, "tokens": tokens, "rows of a tile": tile}
+                yield Work("formats", formats.EXPERTS_UP, named, moved, flops, loop, "HMMA", padded)
 
 
 def _operations() -> Iterable[Work]:

@@ -17,7 +17,6 @@ from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cuda.launching import families
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
 from kvplan_engine.kernels.cuda.mixtures import (
-    ITEM_SIBLINGS,
     LARGE_ROWS,
     CudaMixture,
     Matrix,
@@ -26,6 +25,7 @@ from kvplan_engine.kernels.cuda.mixtures import (
     Rows,
     Work,
     computes_mixture,
+    even_items,
     run_product,
 )
 from kvplan_engine.kernels.cuda.ops import CudaOps
@@ -320,26 +320,18 @@ def _compare_large(scalar: torch.dtype, mlp: Mlp, runtime: CudaRuntime) -> Compa
 def _large_contest(scalar: torch.dtype, mlp: Mlp, runtime: CudaRuntime) -> Contest:
     """The first product of eight experts with 256 pairs each, in tiles of 128 rows and of 64."""
     experts, count, device, size = 8, 2 * LARGE_ROWS, runtime.device, min(mlp.size, _TIMED_OUTPUTS // 2)
-    outputs, pairs = size * (2 if mlp.gated else 1), torch.arange(experts * count, dtype=torch.int32, device=device)
+    outputs = size * (2 if mlp.gated else 1)
     weight = torch.zeros(experts, outputs, _TIMED_OUTPUTS, dtype=scalar, device=device)
     x = torch.zeros(experts * count, _TIMED_OUTPUTS, dtype=scalar, device=device)
     out = torch.zeros(experts * count, size, dtype=scalar, device=device)
     matrix = Matrix(weight, None, size, ProductShape.up(mlp, scalar), mlp.limit)
 
-    def run(items: torch.Tensor, rows: int) -> None:
+    def run(items: torch.Tensor, pairs: torch.Tensor, rows: int) -> None:
         work = Work(items.shape[0], experts * count, rows, items.data_ptr(), pairs.data_ptr())
         run_product(runtime, matrix, work, Rows(x.data_ptr(), x.shape[1]), Rows(out.data_ptr(), size))
 
-    def items_of(rows: int) -> torch.Tensor:
-        of_expert = count // rows
-        places = [
-            (e, e * count + i * rows, rows, i * ITEM_SIBLINGS + of_expert)
-            for e in range(experts)
-            for i in range(of_expert)
-        ]
-        return torch.tensor(places, dtype=torch.int32, device=device)
-
-    return Contest(*(partial(run, items_of(rows), rows) for rows in (LARGE_ROWS, LARGE_ROWS // 2)))
+    ways = ((*even_items(experts, count, rows, device), rows) for rows in (LARGE_ROWS, LARGE_ROWS // 2))
+    return Contest(*(partial(run, *way) for way in ways))
 
 
 def _expert_weights(mlp: Mlp, count: int, scalar: torch.dtype, seed: int) -> ExpertWeights:

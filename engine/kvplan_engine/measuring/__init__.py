@@ -2,6 +2,7 @@
 
 attention, prefill      attention kernels alone
 operations              other kernels and copies; matrix products, by cuBLAS and by our own kernel
+formats                 products with weights in few bits, and experts
 engine, modes           steps and throughput of the engine; where a step's time goes, ways to run one
 memory                  the planner's figures and a sweep
 baseline                transformers and torch

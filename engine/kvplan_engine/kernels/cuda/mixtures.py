@@ -39,7 +39,7 @@ LARGE_ROWS = 128
 """Rows of a tile of prompts: where an expert has so many pairs that few tiles are not full, and the step so many rows
 that one expert alone has blocks enough."""
 _LARGE_PAIRS, _LARGE_STEP = 256, 1024
-ITEM_SIBLINGS = 1 << 15  # mixture_sort.cu: SIBLINGS
+_ITEM_SIBLINGS = 1 << 15  # mixture_sort.cu: SIBLINGS
 _PITCH = 64 * 2 + 16  # mixture_mma.cu: PITCH
 _WEIGHT_ROWS = 128  # mixture_mma.cu: WEIGHT_ROWS
 _SIMPLE_OUTPUTS = 8  # mixture_simple.cu: WARPS * OUTPUTS
@@ -208,6 +208,18 @@ class Work:
     def of_all(cls, num_rows: int, rows: int) -> Work:
         """Every row is a pair of its own."""
         return cls(-(-num_rows // rows), num_rows, rows)
+
+
+def even_items(num_experts: int, pairs: int, rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Items [I, 4] and pairs [P], int32, as sort_pairs writes them, where every expert has so many pairs, in order."""
+    of_expert = -(-pairs // rows)
+    items = [
+        (e, e * pairs + i * rows, min(rows, pairs - i * rows), i * _ITEM_SIBLINGS + of_expert)
+        for e in range(num_experts)
+        for i in range(of_expert)
+    ]
+    order = torch.arange(num_experts * pairs, dtype=torch.int32, device=device)
+    return torch.tensor(items, dtype=torch.int32, device=device), order
 
 
 @dataclass(frozen=True, slots=True)
