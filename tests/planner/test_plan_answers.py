@@ -493,3 +493,11 @@ def test_a_time_in_closed_form_lies_between_its_ends(capsys: pytest.CaptureFixtu
     assert found is not None and "Server: " in printed
     middle, low, high = map(int, found.groups())
     assert low <= middle <= high
+
+
+def test_a_command_without_a_longest_sequence_is_said_to_have_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+    """vLLM refuses to start Llama-3.1-8B with its 131,072 tokens on an L4, whose pool holds some 30,000."""
+    words = "plan --users 3 --ctx-avg 4k --gpu l4 --like"
+    open_ended, stated = "vllm serve meta-llama/Llama-3.1-8B", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8k"
+    said = "The command leaves --max-model-len to the model's 131,072"
+    assert [said in run(f"{words} '{command}'", capsys)[1] for command in (open_ended, stated)] == [True, False]

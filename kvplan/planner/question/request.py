@@ -227,6 +227,11 @@ def _longest(request: PlanRequest, spec: ModelSpec, notes: list[str]) -> int:
         if positions is not None and (request.average_context or whole) <= positions:
             longest = min(longest, positions)
         why = "the longest request of these lengths" if mean else "kvplan's default"
+        if request.as_started and positions is not None and longest < positions:
+            notes.append(
+                f"The command leaves --max-model-len to the model's {positions:,}: vLLM starts only where one sequence "
+                f"of so many tokens fits, which is not asked here. Give it --max-model-len {longest}."
+            )
         notes.append(f"--ctx-max {longest:,}: {why}. Servers refuse longer ones, so give it where yours get longer.")
     if longest < played and request.input_tokens is not None and request.pattern.trace is None:
         exponential = request.pattern.length_spread == "exponential"

@@ -90,9 +90,10 @@ def split_slo(texts: Sequence[str]) -> list[str]:
 def parse_slo(texts: Sequence[str]) -> Slo:
     """``["ttft:500", "p99_tpot:50ms", "TTFT<1s"]`` or ``["mlperf:llama3.1-8b"]``; a plain number is milliseconds.
 
-    A bound without a percentile is one of the average. UsageError for anything else.
+    A bound without a percentile is one of the average. UsageError for anything else, and for two bounds of one
+    objective: only one could count.
     """
-    found = Slo()
+    found, given = Slo(), dict[str, Bound]()
     for text in texts:
         word = text.strip().lower()
         if word.startswith("mlperf:"):
@@ -103,7 +104,11 @@ def parse_slo(texts: Sequence[str]) -> Slo:
             raise UsageError(f"'{text}' is not a service level.", hint=_EXAMPLE)
         seconds = float(match["number"]) / (1 if match["unit"] == "s" else 1000)
         statistic = match["statistic"] if (match["statistic"] or "").startswith("p") else "mean"
-        found = found.with_bound(Bound(match["name"], seconds, cast("Statistic", statistic)))
+        bound = Bound(match["name"], seconds, cast("Statistic", statistic))
+        if given.setdefault(bound.name, bound) != bound:
+            twice = f"--slo has two bounds on {bound.name.upper()}, and takes one"
+            raise UsageError(f"{twice}.", hint="give the one that matters most, and look up the other in the answer")
+        found = found.with_bound(bound)
     return found
 
 
