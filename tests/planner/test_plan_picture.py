@@ -57,8 +57,7 @@ def test_deployments_that_hold_the_same_are_told_apart() -> None:
 
 def test_numbers_between_powers_of_ten_are_plain_too() -> None:
     """A narrow range has no power of ten to tell its scale by."""
-    gpus = (find_gpu("l40s"), find_gpu("rtx-4090"))
-    asked = PlanRequest(gpus=gpus, requests_per_second=10.0, input_tokens=1024, output_tokens=200)
+    asked = PlanRequest(gpus=(find_gpu("l40s"),), requests_per_second=10.0, input_tokens=1024, output_tokens=200)
     figure = plan_figure(make_plan(resolve_model("llama-3.1-8b"), asked))
     figure.draw_without_rendering()
     labels = [label.get_text() for label in figure.axes[2].get_yticklabels(which="minor") if label.get_text()]

@@ -64,7 +64,7 @@ def plan_figure(plan: PlanAnswer) -> Figure:
     from matplotlib.figure import Figure
 
     shown = plan.deployments[:_MOST_BARS]
-    figure = Figure(figsize=(15, 9.6), layout="constrained")
+    figure = Figure(figsize=(17, 9.6), layout="constrained")
     axes = figure.subplot_mosaic([[*"ppmmcc"], [*"dddrrr"]])
     _draw_costs(axes["p"], plan)
     _draw_bars(axes["m"], shown)
