@@ -75,8 +75,10 @@ class _PutOff(TorchDispatchMode):
             return call()
         returned = [each.alias_info for each in func._schema.returns]
         if any(alias is not None and alias.is_write for alias in returned):
+            written = kwargs.get("out", args[0])
+            self._gpu.take_in(*tree_leaves(written))  # a new tensor is the device's from the first such write on
             self._gpu.do(call)
-            return kwargs.get("out", args[0])
+            return written
         if any(alias is not None for alias in returned):  # a view
             return call()
         shapes = func(*_without_values(args), **_without_values(kwargs))
