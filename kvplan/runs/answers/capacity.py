@@ -14,7 +14,7 @@ _ALIKE = 0.005
 
 
 def capacity_text(row: Row) -> str:
-    """``the pool holds 3.8 sequences of 160k tokens (630,704 tokens), and this load reached 128: ...``.
+    """``the pool holds 3.8 sequences of 160k tokens (629,312 tokens), and this load reached 128: ...``.
 
     Without the pool's tokens, which rows of earlier versions lack, only what was reached.
     """

@@ -177,13 +177,13 @@ def test_eight_gpus_by_name_hold_the_pool_of_an_estimate(tmp_path: Path) -> None
     outcome = run(tmp_path / "out", "deepseek-v3", gpu="8xh200", input_len="40", output_len="8")
     best = max(outcome.rows, key=lambda row: (row["gpu_memory_utilization"], row["max_model_len"]))
     assert (best["gpu_memory_utilization"], best["max_model_len"], best["tensor_parallel_size"]) == (0.92, 163_840, 8)
-    assert best["kv_cache_tokens"] == best["kv_cache_tokens_predicted"] == best["kv_cache_tokens_vllm"] == 630_704
+    assert best["kv_cache_tokens"] == best["kv_cache_tokens_predicted"] == best["kv_cache_tokens_vllm"] == 629_312
     assert {(row["status"], row["predicted_status"]) for row in outcome.rows} == {("ok", "ok")}
     assert {row["weights_origin"] for row in outcome.rows} == {"predicted"}
     assert len(outcome.rows) == 6
     (found,) = outcome.summary["best"]
     assert found["reason"] == (
-        "the pool holds 3.8 sequences of 160k tokens (630,704 tokens), and this load reached 24 at once: "
+        "the pool holds 3.8 sequences of 160k tokens (629,312 tokens), and this load reached 24 at once: "
         "it has 24 requests"
     )
     assert "--tensor-parallel-size 8" in found["commands"]["vllm"]
