@@ -30,7 +30,7 @@ from kvplan.estimate.vllm.learned import LearnedStart, predict_as_learned
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
 from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range
 from kvplan.settings import KNOBS, FilledSettings, ServingSettings
-from kvplan.units import format_bytes
+from kvplan.units import MIB, format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,8 @@ def place(
     return replace(placement, notes=notes)
 
 
+_NOTED_SEGMENT_BYTES: Final = 32 * MIB
+"""Fewer change no answer."""
 _OF_VLLM: Final = (
     "reserved_bytes",
     "kv_cache_memory_bytes",
@@ -236,7 +238,7 @@ def _as_placed(
         each = blocks_per_request(rank.blocks, replace(shape, max_model_len=num_tokens, in_flight_tokens=1))
         return groups * (found.num_blocks // max(each, 1))
 
-    notes = (*found.settings.notes, *_option_notes(found, gpu), *_runner_notes(found), *_parallel_notes(spec, found))
+    notes = (*found.settings.notes, *_option_notes(found, gpu), *_overhead_notes(found), *_parallel_notes(spec, found))
     return Placement(deployment, sequences_of, notes)
 
 
@@ -280,15 +282,19 @@ def _option_notes(found: VllmPrediction, gpu: GpuProfile) -> Iterator[str]:
         yield "--skip-mm-profiling: the encoder's own peak is not set aside, and can run out of memory later."
 
 
-def _runner_notes(found: VllmPrediction) -> tuple[str, ...]:
-    """What the second model runner keeps, which --max-num-seqs lowers."""
-    if not found.rank.state_bytes:
-        return ()
-    kept, seqs = format_bytes(found.rank.state_bytes), found.settings.serving.max_num_seqs
-    return (
-        f"Model Runner V2, vLLM {found.version}'s default for this model: {kept} of the overhead is what it keeps for "
-        f"{seqs} sequences (penalties, grammars); --max-num-seqs lowers it.",
-    )
+def _overhead_notes(found: VllmPrediction) -> Iterator[str]:
+    """What the overhead holds besides libraries and graphs: what the second model runner keeps, and free segments."""
+    if found.rank.state_bytes:
+        kept, seqs = format_bytes(found.rank.state_bytes), found.settings.serving.max_num_seqs
+        yield (
+            f"Model Runner V2, vLLM {found.version}'s default for this model: {kept} of the overhead is what it keeps "
+            f"for {seqs} sequences (penalties, grammars); --max-num-seqs lowers it."
+        )
+    if found.rank.segment_bytes >= _NOTED_SEGMENT_BYTES:
+        yield (
+            f"{format_bytes(found.rank.segment_bytes)} of the overhead lies free in memory that PyTorch keeps from "
+            f"loading the weights, which vLLM {found.version} counts as used."
+        )
 
 
 def _parallel_notes(spec: ModelSpec, found: VllmPrediction) -> tuple[str, ...]:

@@ -216,3 +216,11 @@ def test_a_hint_names_no_context_beyond_the_positions(capsys: pytest.CaptureFixt
     """446,176 tokens fit, and vLLM refuses more than 131,072."""
     assert main(["estimate", "llama-3.1-8b", "--gpu", "h100", "--ctx", "10m"]) == 1
     assert "hint: use --ctx 131072" in capsys.readouterr().err
+
+
+def test_memory_that_loading_leaves_free_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """93.94 MiB on each H200; of Llama it is next to nothing."""
+    assert main(["estimate", "deepseek-v3", "--gpu", "8xh200", "--explain"]) == 0
+    assert "MiB of the overhead lies free in memory that PyTorch keeps from loading" in capsys.readouterr().out
+    assert main(["estimate", "llama-3.1-8b", "--gpu", "h100", "--explain"]) == 0
+    assert "that PyTorch keeps from loading" not in capsys.readouterr().out
