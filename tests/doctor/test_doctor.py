@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
@@ -24,7 +25,7 @@ from kvplan.units import GIB
 from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.device import cuda
 from kvplan_engine.doctor.examine import cpu_units, examine, place_of
-from kvplan_engine.doctor.ranks import choose_over_gpus
+from kvplan_engine.doctor.ranks import _first_answer, choose_over_gpus
 
 
 def verdict(family: str, **changes: Any) -> dict[str, Any]:
@@ -111,6 +112,12 @@ def test_several_gpus_say_whose_sums_they_take(monkeypatch: pytest.MonkeyPatch) 
     assert choose_over_gpus(2, "bfloat16", "emulated") == "in use; times mean nothing here"
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert re.fullmatch(r"not known, rank [01] ended with exit code 1", choose_over_gpus(2, "bfloat16"))
+
+
+def test_what_nccl_prints_is_not_the_ranks_choice() -> None:
+    said = "printf 'NCCL version 2.27.3\\noff, not faster\\n'"
+    with subprocess.Popen(["sh", "-c", said], stdout=subprocess.PIPE, text=True) as process:
+        assert _first_answer([process]) == "off, not faster"
 
 
 def test_what_is_wrong_is_named_with_what_runs_instead() -> None:

@@ -39,7 +39,10 @@ _CALLS_OF_A_GRAPH, _ROUNDS = 8, 11
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """all_reduce: for messages up to the size at which it wins; None where it cannot be had, is wrong, or is slower."""
+    """What all ranks of a stage chose, and why, in words.
+
+    all_reduce: for messages up to the size at which it wins; None where it cannot be had, is wrong, or is slower.
+    """
 
     all_reduce: OneShotAllReduce | None
     why: str
@@ -76,11 +79,12 @@ class _Check:
         custom = OneShotAllReduce(self._runtime, self._rank.index, memory)
         with _limited(custom):
             found = [self._is_right(custom, size) for size in SIZES]
-            if not self._agree(all(found)):
-                return Choice(None, "off, its sums are not NCCL's here")
-            why = self._time(custom) if is_gpu else "in use; times mean nothing here"
-        if not self._agree(not custom.is_given_up):
+            is_nccls = self._agree(all(found))
+            why = self._time(custom) if is_gpu and is_nccls else "in use; times mean nothing here"
+        if not self._agree(not custom.is_given_up):  # whose sums are wrong for that
             return Choice(None, f"off, it took more than {PATIENCE_SECONDS:.0f} s to compare and time it")
+        if not is_nccls:
+            return Choice(None, "off, its sums are not NCCL's here")
         return Choice(custom if custom.most_bytes else None, why)
 
     # ---- memory
@@ -155,6 +159,7 @@ def _limited(custom: OneShotAllReduce) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        timer.join()  # one that has just fired is seen by whoever looks next
 
 
 def _micros_of(work: Callable[[torch.Tensor], None], x: torch.Tensor) -> float:

@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 90.0
 
 
 def choose_over_gpus(num_ranks: int, dtype: str, kind: str = "cuda") -> str:
-    """What so many GPUs choose, in words; or why that is not known. kind: cuda, or emulated on the CPU."""
+    """Describe what so many GPUs choose, or why that is not known. kind: cuda, or emulated on the CPU."""
     with tempfile.TemporaryDirectory(prefix="kvplan-ranks-") as folder:
         command = [sys.executable, "-m", __spec__.name, folder]
         paths = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -59,7 +59,7 @@ def _first_answer(processes: list[subprocess.Popen[str]]) -> str:
         if not any(code is None for code in codes):
             said = processes[0].stdout
             assert said is not None
-            return said.read().strip()
+            return said.read().strip().rpartition("\n")[2]  # NCCL_DEBUG writes before it
         time.sleep(0.02)
     return f"not known, the ranks took more than {PATIENCE_SECONDS:.0f} s"
 

@@ -34,7 +34,7 @@ def _code_of(pid: int, pids: list[int]) -> int:
         if ended:
             return os.waitstatus_to_exitcode(status)
         if time.monotonic() > until:
-            for each in pids:
+            for each in pids[pids.index(pid) :]:  # those before have ended
                 os.kill(each, signal.SIGKILL)
             raise AssertionError("a rank waits for ever")
         time.sleep(0.005)

@@ -56,13 +56,13 @@ class OneShotAllReduce:
         self._params.shared[: len(memory)] = [each.address for each in memory]
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether ``x``, which is contiguous, is small enough and made of whole vectors."""
+        """Whether ``x``, which is contiguous, is small enough and made of whole vectors, at least one."""
         num_bytes = x.numel() * x.element_size()
         is_whole = num_bytes % VECTOR_BYTES == 0 and x.data_ptr() % VECTOR_BYTES == 0
-        return is_whole and num_bytes <= self.most_bytes and x.dtype in _SCALARS
+        return is_whole and 0 < num_bytes <= self.most_bytes and x.dtype in _SCALARS
 
     def __call__(self, x: torch.Tensor) -> None:
-        """``x``, which it takes, becomes the sum of all ranks' on each of them, to the same bits; added in float32."""
+        """Replace ``x``, which it takes, by the sum of all ranks', the same bits on each; added in float32."""
         params = AllReduceParams.from_buffer_copy(self._params)
         params.x, params.vectors = x.data_ptr(), x.numel() * x.element_size() // VECTOR_BYTES
         kernel = self._runtime.kernel(all_reduce_variant(x.dtype, len(self._memory)))

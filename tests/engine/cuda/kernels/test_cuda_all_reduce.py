@@ -151,6 +151,7 @@ def test_what_it_takes() -> None:
     assert all_reduce.takes(torch.zeros(MOST_BYTES // 2, dtype=BF16))
     assert not all_reduce.takes(torch.zeros(MOST_BYTES // 2 + 8, dtype=BF16)), "NCCL's from here on"
     assert not all_reduce.takes(torch.zeros(7, dtype=BF16))
+    assert not all_reduce.takes(torch.zeros(0, dtype=BF16)), "no launch is of no blocks"
     assert not all_reduce.takes(torch.zeros(9, dtype=F32)[1:]), "no vector begins there"
     assert not all_reduce.takes(torch.zeros(8, dtype=torch.int64))
     all_reduce.most_bytes = 64

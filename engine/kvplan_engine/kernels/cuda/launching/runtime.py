@@ -159,9 +159,9 @@ class CudaRuntime(Protocol):
         ...
 
     def share(self, num_bytes: int) -> SharedMemory:
-        """Zeros on this device. CudaKernelError where processes cannot share memory."""
+        """Allocate zeros on this device that other processes can open. CudaKernelError where that cannot be."""
         ...
 
     def open_shared(self, handle: bytes) -> OpenedMemory:
-        """The memory of another process' ``SharedMemory``. CudaKernelError where it cannot be had."""
+        """Map another process' ``SharedMemory``, by its handle. CudaKernelError where it cannot be had."""
         ...
