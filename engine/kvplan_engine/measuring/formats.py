@@ -35,7 +35,7 @@ _BF16 = torch.bfloat16
 
 
 def measure_formats(bench: Bench) -> None:
-    """Bytes of codes, or of experts, over time; FP8 blocks as they are and widened, experts in each size of tiles."""
+    """Measure bytes of codes, or of experts, a second: FP8 blocks as they are and widened, experts in all tiles."""
     rate = max(bench.copy_bytes_per_second(), bench.read_bytes_per_second())
     for name, (bits, outputs, inputs, counts) in CODES.items():
         weight = _weight(bench, bits, *((GROUP, 2 * GROUP) if bench.dry else (outputs, inputs)))

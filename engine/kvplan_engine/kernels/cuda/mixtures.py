@@ -299,6 +299,9 @@ class CudaMixture:
 
     def __post_init__(self) -> None:
         check_weights(self.mixture, self.weights)
+        correction = self.weights.correction
+        if correction is not None and correction.dtype is not self._scalar:
+            raise ValueError(f"a correction in {correction.dtype} beside a router in {self._scalar}")
         if self._hidden * self._scalar.itemsize % VECTOR_BYTES:
             raise ValueError(f"a hidden size of {self._hidden} is not made of whole vectors")
 

@@ -137,6 +137,16 @@ def test_few_pairs_have_small_tiles() -> None:
     assert [launch.shared_bytes // 1024 for launch in launches] == [108, 72]
 
 
+def test_a_correction_of_another_type_is_refused() -> None:
+    """The kernel would read its bytes as the router's type."""
+    corrected = replace(PLAIN, scoring="sigmoid", correction=True)
+    weights = weights_of(corrected, BF16)
+    assert weights.correction is not None
+    wide = replace(weights, correction=weights.correction.float())
+    with pytest.raises(ValueError, match=r"a correction in torch\.float32 beside a router in torch\.bfloat16"):
+        run(corrected, wide, torch.zeros(3, HIDDEN, dtype=BF16), EmulatedRuntime())
+
+
 @pytest.mark.parametrize("num_rows", [3, 37])
 def test_float32(num_rows: int) -> None:
     check(SHARED, F32, num_rows, EmulatedRuntime())

@@ -44,8 +44,9 @@ def _is_plain_float8(weight: QuantisedWeight, properties: DeviceProperties) -> b
 
 def multiplies_float8(weight: QuantisedWeight, scalar: torch.dtype, properties: DeviceProperties) -> bool:
     """Whether torch._scaled_mm takes the weight: one scale for each output."""
-    one_scale = torch.equal(weight.scales, weight.scales[:, :1].expand_as(weight.scales))
-    return scalar is torch.bfloat16 and one_scale and _is_plain_float8(weight, properties)
+    if scalar is not torch.bfloat16 or not _is_plain_float8(weight, properties):
+        return False
+    return torch.equal(weight.scales, weight.scales[:, :1].expand_as(weight.scales))
 
 
 def multiplies_blocks(weight: QuantisedWeight, scalar: torch.dtype, properties: DeviceProperties) -> bool:
