@@ -325,22 +325,19 @@ def test_the_kernel_of_warp_groups_is_given_a_map_of_each_layers_pages_made_once
     assert image.endswith(b"for sm_90a")
 
 
+# 128 bytes swizzled; bytes in whole rows as they are
 @pytest.mark.parametrize(
-    ("dtype", "type_number", "columns", "swizzle"),
-    [
-        (torch.bfloat16, 9, 64, 3),
-        (torch.float8_e4m3fn, 0, 128, 0),
-    ],  # 128 bytes swizzled; bytes in whole rows as they are
+    ("dtype", "kind", "columns", "swizzle"), [(torch.bfloat16, 9, 64, 3), (torch.float8_e4m3fn, 0, 128, 0)]
 )
 def test_a_tensor_map_says_where_the_pages_of_a_layer_lie(
-    dtype: torch.dtype, type_number: int, columns: int, swizzle: int
+    dtype: torch.dtype, kind: int, columns: int, swizzle: int
 ) -> None:
     library = FakeLibrary()
     pages = uniform_cache(torch.zeros(5, 3, 2, 4, 16, 128, dtype=dtype), 1).values
     fake_runtime(library).tensor_map(boxed_pages(pages, 16))
     ((target, element_type, rank, address, sizes, strides, box, steps, *ways),) = library.named("map")
     assert target.value % 64 == 0
-    assert (element_type.value, rank.value, address.value) == (type_number, 4, pages.data_ptr())
+    assert (element_type.value, rank.value, address.value) == (kind, 4, pages.data_ptr())
     assert (list(sizes), list(box), list(steps)) == ([128, 16, 4, 5], [columns, 16, 1, 1], [1, 1, 1, 1])
     assert list(strides) == [dtype.itemsize * pages.stride(axis) for axis in (2, 1, 0)]
     assert [way.value for way in ways] == [0, swizzle, 2, 0]  # not interleaved; swizzled; from 128 bytes on; zeros
