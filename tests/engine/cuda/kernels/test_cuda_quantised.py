@@ -245,6 +245,14 @@ def test_blocks_are_widened_where_their_kernel_is_avoided() -> None:
     assert torch.allclose(found.float(), x.float() @ weight.dequantised().t(), atol=0.05, rtol=0.02)
 
 
+def test_pieces_of_many_rows_are_not_for_a_kernel_that_is_avoided() -> None:
+    """Where there is little room a piece has few rows, for which it would be chosen."""
+    runtime = EmulatedRuntime(replace(EMULATED_PROPERTIES, avoided=frozenset({"float8_short"})))
+    check_blocks(150, 272, BF16, runtime)
+    tiles = {dict(each.defines)["ROWS"] for each in runtime._kernels if each.kernel == "float8_product"}
+    assert tiles == {128}
+
+
 def test_what_does_not_fit_is_refused() -> None:
     weight = random_weight(KIND["q4_0"], 4, 2)
     with pytest.raises(CudaKernelError, match="groups of 24 inputs"):

@@ -75,9 +75,10 @@ class Float8Rows:
         step = self._memory.most_rows(num_inputs + num_scales * torch.float32.itemsize, torch.uint8)
         for first in range(0, x.shape[0], step):
             codes, scales = self._rounded(x[first : first + step], num_scales)
-            self._product(codes, scales, out[first : first + step])
+            self._product(codes, scales, out[first : first + step], x.shape[0])
 
-    def _product(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+    def _product(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, all_rows: int) -> None:
+        """Some rows of out, of ``all_rows``."""
         raise NotImplementedError
 
     def _rounded(self, x: torch.Tensor, num_scales: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,7 +109,7 @@ class Float8Product(Float8Rows):
         """Whether torch can write to ``out``, and the kernel read x."""
         return out.is_contiguous() and rows_are_aligned(x)
 
-    def _product(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+    def _product(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, all_rows: int) -> None:
         given = (codes, self._transposed, scales, self._scales)
         torch._scaled_mm(*given, bias=self._bias, out_dtype=out.dtype, out=out)
 
@@ -130,9 +131,9 @@ class Float8Blocks(Float8Rows):
         family = float8_launch(out.dtype, out.shape[0], out.shape[1], properties).family
         return family not in properties.avoided and rows_are_aligned(out) and rows_are_aligned(x)
 
-    def _product(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor) -> None:
+    def _product(self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, all_rows: int) -> None:
         num_rows, num_outputs = out.shape
-        launch = float8_launch(out.dtype, num_rows, num_outputs, self._runtime.properties)
+        launch = float8_launch(out.dtype, all_rows, num_outputs, self._runtime.properties)  # as ``takes`` has it
         params = Float8Params(
             x=codes.data_ptr(),
             x_scales=scales.data_ptr(),
