@@ -100,12 +100,12 @@ def issue_rate(gpu: GpuProfile) -> float:
 
 
 def instructions(work: Work, counts: Counter[str]) -> float:
-    """Of all warps, by those of a round."""
+    """Warp instructions of all of ``work``; counts: those of a round of its loop."""
     return work.amount / (counts[work.unit] * _PRODUCT_FLOPS.get(work.unit, _COPY_BYTES)) * counts.total()
 
 
 def floor_of(work: Work, gpu: GpuProfile, counts: Counter[str] | None) -> Floor:
-    """counts: instructions of a round of the work's loop."""
+    """Seconds that ``work`` cannot fall below on ``gpu``. counts: instructions of a round of its loop, if counted."""
     issue = None if counts is None else instructions(work, counts) / issue_rate(gpu)
     memory = work.moved / gpu.memory_bandwidth_bytes_per_second
     return Floor(memory, work.flops / gpu.dense_flops[work.dtype], issue, work.launches * LAUNCH_SECONDS)
