@@ -24,8 +24,10 @@ from kvplan.errors import KvplanError
 from kvplan.units import GIB
 from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.device import cuda
+from kvplan_engine.doctor import examine as examining
 from kvplan_engine.doctor.examine import cpu_units, examine, place_of
 from kvplan_engine.doctor.ranks import _first_answer, choose_over_gpus
+from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts
 
 
 def verdict(family: str, **changes: Any) -> dict[str, Any]:
@@ -112,6 +114,19 @@ def test_several_gpus_say_whose_sums_they_take(monkeypatch: pytest.MonkeyPatch) 
     assert choose_over_gpus(2, "bfloat16", "emulated") == "in use; times mean nothing here"
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert re.fullmatch(r"not known, rank [01] ended with exit code 1", choose_over_gpus(2, "bfloat16"))
+
+
+def test_ranks_do_not_run_a_kernel_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be one that hangs; an engine's ranks do not run it either."""
+    verdicts = Verdicts((Verdict("all_reduce", passed=False, is_used=False),))
+    monkeypatch.setattr(examining, "why_no_usable_gpu", lambda: None)
+    monkeypatch.setattr(examining, "gpu_facts", lambda: ({}, None))
+    monkeypatch.setattr(examining, "_dtype_on", lambda *_: "bfloat16")
+    monkeypatch.setattr(examining, "check_kernels", lambda *_, **__: verdicts)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(examining, "choose_over_gpus", lambda *_: pytest.fail("started"))
+    report = examine(EngineConfig(model="gpt2", load_format="dummy"), "cuda")
+    assert report["gpu"]["custom_all_reduce"] == "off, the kernel is not right on each GPU"
 
 
 def test_what_nccl_prints_is_not_the_ranks_choice() -> None:

@@ -30,6 +30,8 @@ SIZES = (MOST_BYTES // 64, MOST_BYTES // 8, MOST_BYTES)
 """Bytes of the messages that are compared and timed: of one block of the kernel, of eight, of all."""
 PATIENCE_SECONDS = 10.0
 """For comparing and timing. Peers that cannot see each other's signals would wait for ever."""
+NOT_RIGHT = "off, the kernel is not right on each GPU"
+"""Said where the check of one GPU alone found the kernel wrong, or it ended that check."""
 WINS_BELOW = 0.98
 """Share of NCCL's time; less of a difference is noise."""
 _CALLS = 3  # compared of each size: both halves, and the first one again
@@ -69,7 +71,7 @@ class _Check:
             return Choice(None, f"off, it is for at most {MOST_RANKS} ranks")
         is_gpu, properties = self._runtime.device.type == "cuda", self._runtime.properties
         if not self._agree(is_right):
-            return Choice(None, "off, the kernel is not right on each GPU")
+            return Choice(None, NOT_RIGHT)
         if not self._agree(properties.num_multiprocessors >= FEWEST_MULTIPROCESSORS or not is_gpu):
             return Choice(None, f"off, it is for GPUs of at least {FEWEST_MULTIPROCESSORS} multiprocessors")
         self._runtime.kernel(all_reduce_variant(self._dtype, self._rank.count))  # compiled before anybody waits for it

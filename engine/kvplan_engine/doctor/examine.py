@@ -13,6 +13,7 @@ import torch
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.config import EngineConfig
 from kvplan_engine.device.cuda import open_cuda, why_no_usable_gpu
+from kvplan_engine.device.custom_all_reduce import NOT_RIGHT
 from kvplan_engine.device.device import cpu_name, open_device, resolve_dtype
 from kvplan_engine.device.process_memory import available_memory_bytes
 from kvplan_engine.doctor.ranks import choose_over_gpus
@@ -25,6 +26,7 @@ from kvplan_engine.kernels.cpu.library import STORAGE_CODES, load_kernels
 from kvplan_engine.kernels.cuda.all_reduce import MOST_RANKS
 from kvplan_engine.kernels.cuda.launching.driver import DriverRuntime, current_runtime
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
+from kvplan_engine.kernels.cuda.launching.families import ALL_REDUCE
 
 # Where NVRTC was found, in words that name no user: a report is pasted into an issue.
 
@@ -132,7 +134,8 @@ def examine(config: EngineConfig, device: str, *, checks_anew: bool = False) -> 
         num_ranks = min(torch.cuda.device_count(), MOST_RANKS)
         verdicts = check_kernels(gpu, replace(_use(config, dtype), num_ranks=num_ranks), anew=checks_anew)
         if num_ranks > 1:
-            report["gpu"]["custom_all_reduce"] = choose_over_gpus(num_ranks, dtype)
+            is_right = ALL_REDUCE not in verdicts.avoided
+            report["gpu"]["custom_all_reduce"] = choose_over_gpus(num_ranks, dtype) if is_right else NOT_RIGHT
     else:
         report["device"] = "cpu"
         if absence is not None:
