@@ -144,7 +144,7 @@ def rank_weight_bytes(
 
 
 def loaded_beside(spec: ModelSpec, layers: range, plain: WeightShare, *, from_plain: bool) -> tuple[int, int]:
-    """Replay how ``layers`` are loaded: what they take beside their tensors, and what they leave free in PyTorch.
+    """Replay how ``layers`` are loaded: bytes that they take beside their tensors, and leave free in PyTorch.
 
     The second lies in segments that are partly in use and cannot be given back. vLLM makes all modules, layer by layer,
     with a limit to splitting (``WeightShare.splits_large``).
