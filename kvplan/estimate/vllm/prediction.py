@@ -346,18 +346,8 @@ def _rank_parts(
     )
     segment_bytes = 0
     if not splits_large:
-        share = WeightShare(
-            settings.dtype,
-            formats,
-            layout,
-            head_rows=1,
-            layer=None,
-            in_float32=True,
-            absorbs_latents=False,
-            expert_inner_step=inner_step,
-            splits_large=splits_large,
-        )
         from_plain = spec.quantization is None and quantization == "fp8"
+        share = WeightShare(settings.dtype, formats, layout, expert_inner_step=inner_step, splits_large=False)
         beside, segment_bytes = loaded_beside(as_stored, part, share, from_plain=from_plain)
         weight_bytes += beside if from_plain else 0
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
