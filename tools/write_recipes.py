@@ -95,9 +95,8 @@ RECIPES = (
         "kvplan plan qwen3-14b --users 8 --ctx-avg 8k --gpu rtx-4090 rtx-5090 --max-gpus 2 --quantization "
         "published fp8",
         rows(5),
-        "At these prices the two cost as much as the one; they hold twice as many sequences, and take longer to read a "
-        "prompt and for each token. That the one holds eight of 8,192 tokens is less sure than the plan asks for, so "
-        "that it stands last.",
+        "At these prices the two cost as much as the one, to a cent. They hold more sequences, and take longer to read "
+        "a prompt and for each token.",
     ),
     Recipe(
         "How do I serve a large mixture of experts on two nodes?",

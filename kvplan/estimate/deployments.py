@@ -28,7 +28,7 @@ from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.learned import LearnedStart, predict_as_learned
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
-from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range
+from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range, split_loss_bytes
 from kvplan.settings import KNOBS, FilledSettings, ServingSettings
 from kvplan.units import MIB, format_bytes
 
@@ -238,7 +238,8 @@ def _as_placed(
         each = blocks_per_request(rank.blocks, replace(shape, max_model_len=num_tokens, in_flight_tokens=1))
         return groups * (found.num_blocks // max(each, 1))
 
-    notes = (*found.settings.notes, *_option_notes(found, gpu), *_overhead_notes(found), *_parallel_notes(spec, found))
+    notes = (*found.settings.notes, *_option_notes(spec, found, gpu), *_overhead_notes(found))
+    notes += _parallel_notes(spec, found)
     return Placement(deployment, sequences_of, notes)
 
 
@@ -249,7 +250,7 @@ def _given_range(found: VllmPrediction) -> KvRange:
     return KvRange((pool, pool), (tokens, tokens), (concurrency, concurrency), (), num_seqs=seqs)
 
 
-def _option_notes(found: VllmPrediction, gpu: GpuProfile) -> Iterator[str]:
+def _option_notes(spec: ModelSpec, found: VllmPrediction, gpu: GpuProfile) -> Iterator[str]:
     """What options mean for the figures, where that is not what one may think."""
     settings = found.settings.serving
     if settings.kv_cache_memory_bytes is not None:
@@ -273,10 +274,12 @@ def _option_notes(found: VllmPrediction, gpu: GpuProfile) -> Iterator[str]:
         )
     peak = found.rank.activation
     if peak.peak_bytes > peak.warm_peak_bytes and settings.kv_cache_memory_bytes is None:
+        loss = split_loss_bytes(spec, gpu, found)
+        still = f"; with vLLM {found.version} it may have {format_bytes(loss)} less still, which the low end counts"
         yield (
             "A first start, which compiles kernels while vLLM measures its peak, has "
             f"{format_bytes(peak.peak_bytes - peak.warm_peak_bytes)} less for the KV cache than a later one, "
-            "which finds them in its compile cache: --warm-start."
+            f"which finds them in its compile cache (--warm-start){still if loss else ''}."
         )
     if settings.skip_mm_profiling:
         yield "--skip-mm-profiling: the encoder's own peak is not set aside, and can run out of memory later."

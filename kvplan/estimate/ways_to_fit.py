@@ -83,11 +83,16 @@ def _changed(asked: Asked, text: str, **settings: object) -> _Way:
 
 
 def _context(asked: Asked) -> Iterator[_Way]:
-    """The longest that fits, and that the model has positions for."""
-    fitting, positions = asked.deployment.longest_context, asked.model.longest_context
-    if fitting:
-        longest = fitting if positions is None else min(fitting, positions)
+    longest = _longest(asked, asked.deployment)
+    if longest:
         yield _Way(f"--ctx {longest}", replace(asked.question, context_tokens=longest), asked.counted)
+
+
+def _longest(asked: Asked, found: SizedDeployment | None) -> int | None:
+    """The longest context that fits, and that the model has positions for."""
+    fitting = None if found is None else found.longest_context
+    positions = asked.model.longest_context
+    return min(fitting, positions) if fitting and positions is not None else fitting
 
 
 def _pool(asked: Asked) -> Iterator[_Way]:
@@ -103,7 +108,7 @@ def _pool(asked: Asked) -> Iterator[_Way]:
 
 
 def _share(asked: Asked) -> Iterator[_Way]:
-    """The engine's own share of the GPU, where a smaller one was given."""
+    """The engine's own share of the GPU, where another one was given."""
     if asked.question.settings.gpu_memory_utilization is not None:
         yield _changed(asked, "the engine's --gpu-memory-utilization (leave it out)", gpu_memory_utilization=None)
 
@@ -176,9 +181,8 @@ def _formats_and_context(asked: Asked) -> Iterator[_Way]:
     if asked.deployment.longest_context:
         return
     for way in _formats(asked):
-        found, name = _sized(asked, way), way.question.settings.quantization
-        longest = None if found is None else found.longest_context
-        if longest and name not in ("auto", "none"):
+        longest, name = _longest(asked, _sized(asked, way)), way.question.settings.quantization
+        if longest and name not in ("auto", "none", asked.question.settings.quantization):
             text = f"fewer bits and a shorter context (--quantization {name} --ctx {longest})"
             yield _Way(text, replace(way.question, context_tokens=longest), way.counted)
 

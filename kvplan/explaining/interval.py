@@ -43,8 +43,8 @@ def outside_sentences(log: StartupLog, within: KvRange, parts: Sequence[AccountL
         return None
     if low - rounding <= seen <= high + rounding:
         return None
-    side = "less" if seen < low else "more"
-    first = f"The log has {said}, {side} than 9 of 10 start-ups like it are predicted to have ({between})."
+    side = ("fewer" if tokens is not None else "less") if seen < low else "more"
+    first = f"The log has {said}, {side} than predicted: 9 of 10 start-ups like it have {between}."
     return " ".join([first, *_reasons(log, parts)])
 
 
@@ -61,7 +61,7 @@ def _reasons(log: StartupLog, parts: Sequence[AccountLine]) -> Iterator[str]:
     if not log.gpu_names and log.memory.total_bytes is None:
         unstated.insert(0, "the GPU")
     if unstated:
-        yield f"The log does not state {', '.join(unstated)}: name what it ran with where it was another."
+        yield f"The log does not state {', '.join(unstated)}: give the ones that were not as assumed here."
     else:
         yield "Other programs on the GPU may have held memory, or a setting that logs do not state was another."
 

@@ -212,10 +212,19 @@ def test_gpus_of_several_counts_are_one_answer(capsys: pytest.CaptureFixture[str
     assert len(found["deployments"]) == 2
 
 
-def test_a_hint_names_no_context_beyond_the_positions(capsys: pytest.CaptureFixture[str]) -> None:
-    """446,176 tokens fit, and vLLM refuses more than 131,072."""
-    assert main(["estimate", "llama-3.1-8b", "--gpu", "h100", "--ctx", "10m"]) == 1
-    assert "hint: use --ctx 131072" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("llama-3.1-8b --gpu h100 --ctx 10m", "hint: use --ctx 131072"),
+        ("llama-2-13b --gpu rtx-4090 --ctx 32k", "(--quantization fp8 --ctx 4096)"),
+    ],
+)
+def test_a_hint_names_no_context_beyond_the_positions(
+    words: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """446,176 and 10,608 tokens fit, and vLLM refuses more than the positions."""
+    assert main(["estimate", *words.split()]) == 1
+    assert hint in capsys.readouterr().err
 
 
 def test_memory_that_loading_leaves_free_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -338,7 +338,7 @@ def test_a_cache_outside_the_interval_is_said(capsys: pytest.CaptureFixture[str]
     outside = explain_log(parse_startup_log(smaller), spec, None)
     (said,) = (note for note in outside.notes if "9 of 10" in note)
     assert said.startswith(
-        f"The log has 459,632 KV tokens, less than 9 of 10 start-ups like it are predicted to have ({low:,}"
+        f"The log has 459,632 KV tokens, fewer than predicted: 9 of 10 start-ups like it have {low:,} to {high:,}."
     )
     assert "Most of that is in 'activations (peak)', 2.01 GiB more than predicted." in said
     assert main(["explain", str(LOGS / "vllm-0.19-llama-3.1-8b-h100.log")]) == 0
@@ -348,7 +348,7 @@ def test_a_cache_outside_the_interval_is_said(capsys: pytest.CaptureFixture[str]
 def test_what_a_log_does_not_state_may_be_why_its_cache_lies_outside(capsys: pytest.CaptureFixture[str]) -> None:
     """An A100 of 40 GB is called an L40S: the log states neither its GPU, nor the share of it."""
     log = str(LOGS / "vllm-0.19-qwen3-8b-later-start.log")
-    said = "The log does not state the GPU, --gpu-memory-utilization, --max-num-seqs"
+    said = "The log does not state the GPU, --gpu-memory-utilization, --max-num-seqs: give"
     for words in (["explain", log, "--gpu"], ["estimate", "--from-log", log, "--gpu"]):
         assert main([*words, "l40s"]) == 0
         assert said in capsys.readouterr().err

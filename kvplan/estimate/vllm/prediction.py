@@ -330,12 +330,13 @@ def _rank_parts(
     if key in known.parts:
         return known.parts[key]
     layers = as_attended(spec, release).layers[part.start : part.stop]
+    as_stored, formats = as_loaded(spec, release), known.stored_formats(quantization)
     weight_bytes = rank_weight_bytes(
-        as_loaded(spec, release),
+        as_stored,
         part,
         layout=layout,
         dtype=settings.dtype,
-        formats=known.stored_formats(quantization),
+        formats=formats,
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
@@ -343,11 +344,11 @@ def _rank_parts(
         absorbs_latents=release.v1 and release.latent_cache,
         qwen3_positions=release.qwen3_positions,
     )
-    segment_bytes, formats = 0, known.stored_formats(quantization)
+    segment_bytes = 0
     if not splits_large:
-        share = WeightShare(settings.dtype, formats, layout, 1, None, True, False, inner_step, splits_large)
         from_plain = spec.quantization is None and quantization == "fp8"
-        beside, segment_bytes = loaded_beside(as_loaded(spec, release), part, share, from_plain=from_plain)
+        share = WeightShare(settings.dtype, formats, layout, expert_inner_step=inner_step, splits_large=False)
+        beside, segment_bytes = loaded_beside(as_stored, part, share, from_plain=from_plain)
         weight_bytes += beside if from_plain else 0
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
     if spec.drafter is not None and part.stop == spec.num_layers:

@@ -101,8 +101,8 @@ Group = Literal[
 Errors say something about a further start-up where the same is unknown of it. Releases that set graphs aside (0.21 and
 newer) err by what they estimate of them, which older ones do not subtract at all: the two ages have nothing to learn
 from each other's outliers. Nor do newer start-ups of plain models from those of quantized, drafted or seeing ones,
-whose weights and encoders have been wrong by a GiB. Of older releases both are too few. Models that hear have further
-towers, and tables of inputs for each layer, of which others have nothing (Gemma 3n, Gemma 4 E2B and E4B).
+whose weights and encoders have been wrong by a GiB. Of older releases both are too few. Models with audio inputs have
+further towers, and tables of inputs for each layer, of which others have nothing (Gemma 3n, Gemma 4 E2B and E4B).
 """
 
 

@@ -21,7 +21,7 @@ _SEGMENT_STEP = 2 * MIB
 _SPLIT_ABOVE = MIB
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Piece:
     """A run of bytes of one segment, in use or free."""
 

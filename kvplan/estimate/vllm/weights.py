@@ -67,21 +67,21 @@ class WeightShare:
     dtype: str
     formats: StoredFormats
     layout: ParallelLayout
-    head_rows: int
+    head_rows: int = 1
     """Rows of the KV projections that belong to one KV head, for ranks that hold a replica."""
-    layer: int | None
-    in_float32: bool
+    layer: int | None = None
+    in_float32: bool = True
     """Whether what vLLM keeps in float32 is, as it is in no other engine."""
-    absorbs_latents: bool
+    absorbs_latents: bool = False
     """Whether attention reads the latents' upward matrix in the model's dtype, beside the quantized one.
 
     W_UK_T and W_UV are views of one dequantized copy, and of the matrix itself where it is not quantized
     (process_weights_after_loading of latent attention: vllm/v1/attention/backends/mla/common.py, later
     vllm/model_executor/layers/attention/mla_attention.py; read in 0.8.0 to 0.33.0).
     """
-    expert_inner_step: int
+    expert_inner_step: int = MXFP4_INNER_STEP
     """What the inner width of MXFP4 experts is padded to a multiple of."""
-    splits_large: bool
+    splits_large: bool = True
     """Whether what a large tensor leaves of its last step of memory is split off for others, as in other engines.
 
     From vLLM 0.21 on the weights are loaded with ``max_split_size_mb`` of 20 (vllm/v1/worker/gpu_worker.py,
@@ -144,7 +144,7 @@ def rank_weight_bytes(
 
 
 def loaded_beside(spec: ModelSpec, layers: range, plain: WeightShare, *, from_plain: bool) -> tuple[int, int]:
-    """Replay how ``layers`` are loaded: what they take beside their tensors, and what they leave free in PyTorch.
+    """Replay how ``layers`` are loaded: bytes that they take beside their tensors, and leave free in PyTorch.
 
     The second lies in segments that are partly in use and cannot be given back. vLLM makes all modules, layer by layer,
     with a limit to splitting (``WeightShare.splits_large``).
@@ -155,13 +155,16 @@ def loaded_beside(spec: ModelSpec, layers: range, plain: WeightShare, *, from_pl
     and 0.33).
     """
     memory, expected, later = CachingAllocator(max_split_bytes=_NEVER_SPLIT_FROM), 0, list[_Made]()
+    kinds, by_kind = plain.formats.kinds(spec), dict[int, list[_Made]]()
     for index in layers:
-        share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
-        tensors = (tensor for tensor in spec.layers[index].all_tensors if tensor.role != "lookup")
-        made = _made_tensors(tensors, share, from_plain=from_plain)
+        if kinds[index] not in by_kind:
+            share = replace(plain, head_rows=_head_rows(spec.layers[index]), layer=index)
+            on_gpu = (tensor for tensor in spec.layers[index].all_tensors if tensor.role != "lookup")
+            by_kind[kinds[index]] = _made_tensors(on_gpu, share, from_plain=from_plain)
+        made = by_kind[kinds[index]]
         later += sorted((each for each in made if each.plain), key=lambda each: each.last)
         sizes = [(size, each.plain) for each in made for size in (each.packed, each.others) if size > _SPLIT_ABOVE]
-        expected += sum(_rounded(size, share) for size, _ in sizes)
+        expected += sum(_rounded(size, plain) for size, _ in sizes)
         for size, is_made_later in sizes:
             if not is_made_later:
                 memory.allocate(size)

@@ -67,7 +67,7 @@ class Verdict:
 
     @staticmethod
     def of(goal: Goal, expected: Expected, others: Iterable[float], most: float = 1.0) -> Verdict:
-        """``others``: how sure the rest is. ``most``: what a bound can be kept with at best."""
+        """Judge ``expected`` by ``goal``. ``others``: how sure the rest is; ``most``: how sure a bound is at best."""
         seen = []
         for bound in goal.slo.bounds():
             figure = expected.time(bound.name, bound.statistic)

@@ -252,7 +252,7 @@ def _too_long(request: PlanRequest, served: str, lengths: tuple[int, int], posit
     """
     asked, hint = f"--ctx-max {lengths[0]:,} is", f"use --ctx-max {positions} or less"
     if request.longest_context is None and request.average_context is not None:
-        asked, hint = f"--ctx-avg {request.average_context:,} is", f"use a --ctx-avg below {positions}"
+        asked, hint = f"--ctx-avg {request.average_context:,} is", f"use --ctx-avg {positions} or less"
     elif request.longest_context is None:
         sharing = request.pattern.sharing
         also = {"--prefix-len": sharing.prefix_tokens > 0, "--turns": sharing.turns > 1}

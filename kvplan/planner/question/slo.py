@@ -95,21 +95,27 @@ def parse_slo(texts: Sequence[str]) -> Slo:
     """
     found, given = Slo(), dict[str, Bound]()
     for text in texts:
-        word = text.strip().lower()
-        if word.startswith("mlperf:"):
-            found = _mlperf(word.removeprefix("mlperf:"))
-            continue
-        match = _BOUND.fullmatch(word)
-        if match is None or float(match["number"]) <= 0:
-            raise UsageError(f"'{text}' is not a service level.", hint=_EXAMPLE)
-        seconds = float(match["number"]) / (1 if match["unit"] == "s" else 1000)
-        statistic = match["statistic"] if (match["statistic"] or "").startswith("p") else "mean"
-        bound = Bound(match["name"], seconds, cast("Statistic", statistic))
-        if given.setdefault(bound.name, bound) != bound:
-            twice = f"--slo has two bounds on {bound.name.upper()}, and takes one"
-            raise UsageError(f"{twice}.", hint="give the one that matters most, and look up the other in the answer")
-        found = found.with_bound(bound)
+        for bound in _bounds(text):
+            if given.setdefault(bound.name, bound) != bound:
+                raise UsageError(
+                    f"--slo has two bounds on {bound.name.upper()}, and takes one.",
+                    hint="give the one that matters most, and look up the other in the answer",
+                )
+            found = found.with_bound(bound)
     return found
+
+
+def _bounds(text: str) -> Sequence[Bound]:
+    """What one word asks for: a bound, or those of an MLPerf scenario."""
+    word = text.strip().lower()
+    if word.startswith("mlperf:"):
+        return tuple(_mlperf(word.removeprefix("mlperf:")).bounds())
+    match = _BOUND.fullmatch(word)
+    if match is None or float(match["number"]) <= 0:
+        raise UsageError(f"'{text}' is not a service level.", hint=_EXAMPLE)
+    seconds = float(match["number"]) / (1 if match["unit"] == "s" else 1000)
+    statistic = match["statistic"] if (match["statistic"] or "").startswith("p") else "mean"
+    return (Bound(match["name"], seconds, cast("Statistic", statistic)),)
 
 
 def measured_bounds(texts: Sequence[str]) -> dict[str, float]:

@@ -139,6 +139,8 @@ def test_a_first_start_may_lose_the_timed_matrix_once_more(version: str, warm: b
     low, high = interval.pool_bytes
     assert likely - low - (high - warm_gain_bytes(found) - likely) == times * 151936 * 4096 * 2
     assert low == kv_pool_low_bytes(spec, gpu, found)
+    placed = place(spec, gpu, EngineChoice("vllm", version), ServingSettings(max_model_len=4096, warm_start=warm))
+    assert any("less still, which the low end counts" in note for note in placed.notes) is (times > 0)
 
 
 def test_weights_from_a_checkpoint_narrow_the_interval() -> None:
