@@ -140,8 +140,8 @@ class ErrorInterval:
         tail = self.near_tail if self.near_tail is not None and times_mean <= NEAR else self.tail
         if tail is None or statistic in ("mean", "p50"):
             return own
-        if statistic == "p99":
-            return tail
+        if statistic == "p99":  # no less than the mean, which may be as far off as its own end
+            return Ends(tail.low, max(tail.high, own.high / times_mean))
         return Ends(min(own.low, tail.low), max(own.high, tail.high))
 
     def times(self, low: float, high: float) -> ErrorInterval:

@@ -144,6 +144,13 @@ def test_a_p99_near_the_mean_is_surer_than_one_far_from_it() -> None:
     assert near < far
 
 
+def test_a_p99_reaches_no_less_far_than_its_mean() -> None:
+    """By a data sheet the mean may be five times what is predicted: 50 ms of 10. So may the p99."""
+    interval = ErrorInterval(0.5, 5.0, tail=Ends(0.4, 3.0))
+    assert interval.at("p99", 1.25) == (0.4, 4.0)
+    assert interval.at("p99", 2.0) == interval.at("p99") == (0.4, 3.0)
+
+
 def test_ttft_has_an_interval_of_sglang_and_one_of_all_others() -> None:
     known = published_errors()
     vllm, trtllm, sglang = (known.interval(_kind(each), "ttft") for each in ("vLLM", "TensorRT-LLM", "SGLang"))

@@ -49,6 +49,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from kvplan.catalog.published_errors import (
+    NEAR,
     NEAR_NAME,
     SCHEMA,
     SHEET_NAME,
@@ -99,7 +100,7 @@ def errors_of(scores: Iterable[RowScore]) -> Errors:
             if figure in score.figures:
                 server = score.server
                 error = LogError(score.row.source, score.figures[figure].log_error, server.name, server.kernels)
-                name = figure + (NEAR_NAME if figure in TAILS.values() and score.is_tail_near else "")
+                name = figure + (NEAR_NAME if figure in TAILS.values() and score.times_mean <= NEAR else "")
                 for group in _groups(server.group, figure):
                     found[group, name].append(error)
                 if figure == "tpot" and score.origin == "roofline":
@@ -205,7 +206,7 @@ def _within(compared: Compared, score: RowScore, figure: str, known: PublishedEr
     middle = compared.predicted.middle
     if interval is None:
         return compared
-    low, high = interval.at(statistic or "mean", 1.0 if score.is_tail_near else math.inf)
+    low, high = interval.at(statistic or "mean", score.times_mean)
     return Compared(compared.measured, Figure(middle * low, middle, middle * high))
 
 

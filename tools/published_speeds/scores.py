@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.published_errors import NEAR, ServerKind, server_kind
+from kvplan.catalog.published_errors import ServerKind, server_kind
 from kvplan.errors import KvplanError
 from kvplan.estimate.speed.queueing.figures import quantile
 from published_speeds.models import model_kind
@@ -78,10 +78,10 @@ class RowScore:
         return held > _TOO_SMALL * self.pool_tokens
 
     @property
-    def is_tail_near(self) -> bool:
-        """Whether the 99th percentile of TPOT is predicted near its mean, or its median."""
+    def times_mean(self) -> float:
+        """The predicted 99th percentile of TPOT by its mean, or its median; infinite where one is not predicted."""
         pair = [self.figures[name].predicted.middle for name in ("tpot_p99", "tpot") if name in self.figures]
-        return len(pair) > 1 and pair[0] <= NEAR * pair[1]
+        return pair[0] / pair[1] if len(pair) > 1 else math.inf
 
     @property
     def server(self) -> ServerKind:
