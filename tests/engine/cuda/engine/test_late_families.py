@@ -88,7 +88,6 @@ def _are_likeliest(model: torch.nn.Module, prompt: list[int], tokens: list[int])
 
     Where a router's choice hangs on a rounding, other experts answer: embeddings that are off by as much are tried too.
     """
-    is_likeliest = torch.zeros(len(tokens), dtype=torch.bool)
     for seed in range(_NUM_ROUNDINGS):
         generator = torch.Generator().manual_seed(seed)
 
@@ -101,8 +100,7 @@ def _are_likeliest(model: torch.nn.Module, prompt: list[int], tokens: list[int])
         if hook is not None:
             hook.remove()
         short = logits.max(-1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        is_likeliest |= short < 0.02 * logits.std()
-        if is_likeliest.all():
+        if (short < 0.02 * logits.std()).all():
             return True
     return False
 
