@@ -37,7 +37,7 @@ NEAR: Final = 1.3
 """Times the mean that a 99th percentile near it is at most; its interval's name ends in ``NEAR_NAME``."""
 NEAR_NAME: Final = "_near"
 SHEET_NAME: Final = "_sheet"
-"""Of a TPOT that is predicted by a data sheet; the interval's name ends so."""
+"""Suffix of the interval of a TPOT that a data sheet predicts."""
 _OF_KERNELS: Final[tuple[FigureName, ...]] = ("tpot", "throughput")
 """Figures that are further off, in whichever direction, where nobody measured a server's kernels. Of TTFT 9 in 10 rows
 whose kernels no other source has lie in the interval of the others' rows as it is."""

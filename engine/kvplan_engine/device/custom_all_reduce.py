@@ -29,7 +29,7 @@ from kvplan_engine.kernels.cuda.launching.variants import CudaKernelError
 SIZES = (MOST_BYTES // 64, MOST_BYTES // 8, MOST_BYTES)
 """Bytes of the messages that are compared and timed: of one block of the kernel, of eight, of all."""
 PATIENCE_SECONDS = 10.0
-"""For comparing and timing. Peers that cannot see each other's signals would wait for ever."""
+"""The most that comparing and timing may take: peers that cannot see each other's signals would wait for ever."""
 NOT_RIGHT = "off, the kernel is not right on each GPU"
 """Said where the check of one GPU alone found the kernel wrong, or it ended that check."""
 WINS_BELOW = 0.98

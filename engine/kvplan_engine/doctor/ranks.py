@@ -21,7 +21,7 @@ from kvplan_engine.kernels.cuda.launching.driver import current_runtime
 from kvplan_engine.kernels.cuda.launching.emulation import EmulatedRuntime
 
 PATIENCE_SECONDS = 90.0
-"""For all of it: processes that import torch, NCCL's start, comparing and timing."""
+"""The most that the whole trial may take: processes that import torch, NCCL's start, comparing and timing."""
 
 
 def choose_over_gpus(num_ranks: int, dtype: str, kind: str = "cuda") -> str:

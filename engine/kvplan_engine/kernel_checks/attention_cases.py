@@ -78,7 +78,7 @@ class Lengths:
 DECODE = Lengths((300, 17, 1, 65), (1, 1, 1, 1))
 PROMPTS = Lengths((200, 70, 9, 1), (150, 70, 5, 1))
 LONG_PROMPTS = Lengths((600, 200, 70, 1), (30, 150, 70, 1))
-"""Of more tiles of 128 tokens than warp groups have in flight: stages are freed, and filled again."""
+"""Prompts of more tiles of 128 tokens than warp groups have in flight: stages are freed and filled again."""
 SHORT = Lengths((90, 33, 40), (2, 1, 2))
 SHARED = Lengths(tuple(MIN_SHARED + each for each in (41, 5, 64, 23)), (1,) * 4, MIN_SHARED, groups=2)
 _TIMED_PROMPT = Lengths((2048,), (2048,))

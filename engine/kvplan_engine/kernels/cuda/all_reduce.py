@@ -20,7 +20,7 @@ _SIGNALS_START = 2 * MOST_BYTES
 _SIGNAL_BYTES = 4
 _CALLS_START = _SIGNALS_START + _MOST_BLOCKS * MOST_RANKS * _SIGNAL_BYTES
 SHARED_BYTES = _CALLS_START + _MOST_BLOCKS * _SIGNAL_BYTES
-"""Of each rank; zeros before the first call. all_reduce.cu draws it."""
+"""Bytes that each rank shares, zeros before the first call; all_reduce.cu draws their layout."""
 FEWEST_MULTIPROCESSORS = 32
 """On which all blocks of a launch are at once: they wait for each other."""
 _SCALARS = (torch.float32, torch.float16, torch.bfloat16)

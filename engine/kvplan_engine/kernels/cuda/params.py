@@ -14,12 +14,12 @@ MOST_STACKED = 4
 
 @declared_in("cuda/attention/plan/plan.cuh")
 class PlanParams(ctypes.Structure):
-    """Of plan_attention and plan_shared_prefixes."""
+    """Arguments of plan_attention and plan_shared_prefixes."""
 
 
 @declared_in("cuda/attention/attention.cuh")
 class AttentionParams(ctypes.Structure):
-    """Of decode_attention and prefill_attention."""
+    """Arguments of decode_attention and prefill_attention."""
 
 
 @declared_in("cuda/hopper.cuh")
@@ -28,7 +28,7 @@ class TensorMap(ctypes.Structure):
 
 
 class PrefillWgmmaParams(ctypes.Structure):
-    """Of prefill_attention in prefill_wgmma.cu. C++ aligns it to 64 bytes, and so fills up the last of these."""
+    """Arguments of prefill_attention in prefill_wgmma.cu. C++ aligns it to 64 bytes, and so fills up the last of these."""
 
     _fields_ = (
         ("keys", TensorMap),
@@ -40,12 +40,12 @@ class PrefillWgmmaParams(ctypes.Structure):
 
 @declared_in("cuda/attention/cache/write_kv.cu")
 class WriteParams(ctypes.Structure):
-    """Of write_kv and rotate_heads."""
+    """Arguments of write_kv and rotate_heads."""
 
 
 @declared_in("cuda/attention/cache/copy_blocks.cu")
 class CopyParams(ctypes.Structure):
-    """Of copy_blocks."""
+    """Arguments of copy_blocks."""
 
 
 @declared_in("cuda/layers/copy_inputs.cu", "InputRows")
@@ -55,47 +55,47 @@ class InputRowsParams(ctypes.Structure):
 
 @declared_in("cuda/layers/copy_inputs.cu")
 class InputParams(ctypes.Structure):
-    """Of copy_inputs."""
+    """Arguments of copy_inputs."""
 
 
 @declared_in("cuda/layers/norm.cu")
 class NormParams(ctypes.Structure):
-    """Of rms_norm and layer_norm."""
+    """Arguments of rms_norm and layer_norm."""
 
 
 @declared_in("cuda/layers/activation.cu")
 class ActivationParams(ctypes.Structure):
-    """Of silu_and_mul, gelu_tanh and gelu_erf."""
+    """Arguments of silu_and_mul, gelu_tanh and gelu_erf."""
 
 
 @declared_in("cuda/layers/argmax.cu")
 class ArgmaxParams(ctypes.Structure):
-    """Of argmax_rows."""
+    """Arguments of argmax_rows."""
 
 
 @declared_in("cuda/collectives/all_reduce.cu")
 class AllReduceParams(ctypes.Structure):
-    """Of all_reduce."""
+    """Arguments of all_reduce."""
 
 
 @declared_in("cuda/mixtures/mixture.cuh")
 class ProductParams(ctypes.Structure):
-    """Of expert_product."""
+    """Arguments of expert_product."""
 
 
 @declared_in("cuda/mixtures/mixture_route.cu")
 class RouteParams(ctypes.Structure):
-    """Of choose_experts."""
+    """Arguments of choose_experts."""
 
 
 @declared_in("cuda/mixtures/mixture_sort.cu")
 class SortParams(ctypes.Structure):
-    """Of sort_pairs."""
+    """Arguments of sort_pairs."""
 
 
 @declared_in("cuda/mixtures/mixture_sum.cu")
 class SumParams(ctypes.Structure):
-    """Of sum_experts."""
+    """Arguments of sum_experts."""
 
 
 @declared_in("cuda/states/state.cuh")
@@ -105,57 +105,57 @@ class StatePlace(ctypes.Structure):
 
 @declared_in("cuda/states/state_convolution.cu")
 class ConvolutionParams(ctypes.Structure):
-    """Of convolve."""
+    """Arguments of convolve."""
 
 
 @declared_in("cuda/states/state_delta.cu")
 class DeltaParams(ctypes.Structure):
-    """Of delta_rule."""
+    """Arguments of delta_rule."""
 
 
 @declared_in("cuda/states/state_mamba1.cu")
 class Mamba1Params(ctypes.Structure):
-    """Of scan_mamba1."""
+    """Arguments of scan_mamba1."""
 
 
 @declared_in("cuda/states/state_mamba2.cu")
 class Mamba2Params(ctypes.Structure):
-    """Of scan_mamba2."""
+    """Arguments of scan_mamba2."""
 
 
 @declared_in("cuda/states/gated_rows.cu")
 class GateParams(ctypes.Structure):
-    """Of gate_rows."""
+    """Arguments of gate_rows."""
 
 
 @declared_in("cuda/products/quantised.cuh")
 class QuantisedParams(ctypes.Structure):
-    """Of quantised_product."""
+    """Arguments of quantised_product."""
 
 
 @declared_in("cuda/products/quantised_widen.cu")
 class WidenParams(ctypes.Structure):
-    """Of widen_rows."""
+    """Arguments of widen_rows."""
 
 
 @declared_in("cuda/products/float8_mma.cu")
 class Float8Params(ctypes.Structure):
-    """Of float8_product."""
+    """Arguments of float8_product."""
 
 
 @declared_in("cuda/products/quantise_rows.cu")
 class QuantiseParams(ctypes.Structure):
-    """Of quantise_rows."""
+    """Arguments of quantise_rows."""
 
 
 @declared_in("cuda/products/lora.cuh")
 class LoraParams(ctypes.Structure):
-    """Of lora_shrink and lora_expand."""
+    """Arguments of lora_shrink and lora_expand."""
 
 
 @declared_in("cuda/products/skinny_mma.cu")
 class SkinnyParams(ctypes.Structure):
-    """Of skinny_product."""
+    """Arguments of skinny_product."""
 
 
 @declared_in("cuda/sampling/row.cuh")
@@ -170,4 +170,4 @@ class DrawRow(ctypes.Structure):
 
 @declared_in("cuda/sampling/sample.cu", draws=ctypes.c_void_p)
 class SampleParams(ctypes.Structure):
-    """Of sample_rows."""
+    """Arguments of sample_rows."""

@@ -107,7 +107,7 @@ class DeviceProperties:
 
 
 HANDLE_BYTES = 64
-"""Of CUipcMemHandle."""
+"""Size of a CUipcMemHandle."""
 
 
 @dataclass(frozen=True, eq=False)
