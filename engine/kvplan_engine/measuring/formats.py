@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from kvplan_engine.kernels.cuda.mixtures import (
 from kvplan_engine.kernels.cuda.products.quantised import FEW_ROWS, CudaQuantised
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book
-from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.measuring.support import Bench
 
 AWQ, BLOCKS, EXPERTS_UP = "product of 4 bits by AWQ", "fp8 blocks", "experts, up"
 WIDENED = ", widened"
@@ -88,22 +88,6 @@ def _measure_experts(bench: Bench, model: str, sizes: tuple[int, int, int, int],
         _add(bench, EXPERTS_UP, shape, partial(run_product, bench.runtime, *given), weight.nbytes, rate)
 
 
-def _add(
-    bench: Bench, name: str, shape: dict[str, object], work: Callable[[], object], moved: int, rate: float
-) -> None:
-    samples = bench.time(work)
-    seconds = statistics.median(samples)
-    bench.add(
-        Row(
-            "formats",
-            name,
-            moved / seconds / 1e9,
-            "GB/s",
-            shape,
-            share=moved / seconds / rate,
-            reference="the best bandwidth",
-            median_seconds=seconds,
-            samples_seconds=samples,
-            excluded="bytes of inputs and outputs are not counted",
-        )
-    )
+def _add(bench: Bench, name: str, shape: dict[str, Any], work: Callable[[], object], moved: int, rate: float) -> None:
+    excluded = "bytes of inputs and outputs are not counted"
+    bench.add_bandwidth(("formats", name, shape), work, moved, rate, "the best bandwidth", excluded)

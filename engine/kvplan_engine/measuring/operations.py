@@ -75,21 +75,7 @@ def measure_draws(bench: Bench, logits: torch.Tensor, best: torch.Tensor, copy_r
 
 def measure_operation(bench: Bench, name: str, work: Callable[[], object], moved: int, copy_rate: float) -> None:
     """One row: ``moved`` bytes over the time of ``work``."""
-    samples = bench.time(work)
-    seconds = statistics.median(samples)
-    bench.add(
-        Row(
-            "operations",
-            name,
-            moved / seconds / 1e9,
-            "GB/s",
-            {"bytes": moved},
-            share=moved / seconds / copy_rate,
-            reference="copy bandwidth",
-            median_seconds=seconds,
-            samples_seconds=samples,
-        )
-    )
+    bench.add_bandwidth(("operations", name, {"bytes": moved}), work, moved, copy_rate, "copy bandwidth")
 
 
 def measure_write(bench: Bench, copy_rate: float) -> None:

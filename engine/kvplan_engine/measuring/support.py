@@ -139,6 +139,34 @@ class Bench:
             flush=True,
         )
 
+    def add_bandwidth(
+        self,
+        place: tuple[str, str, dict[str, Any]],
+        work: Callable[[], object],
+        moved: int,
+        rate: float,
+        reference: str,
+        excluded: str = "",
+    ) -> None:
+        """Time ``work``, and add a row of section, name and shape: ``moved`` bytes a second, beside the ``rate``."""
+        samples = self.time(work)
+        seconds = statistics.median(samples)
+        section, name, shape = place
+        self.add(
+            Row(
+                section,
+                name,
+                moved / seconds / 1e9,
+                "GB/s",
+                shape,
+                share=moved / seconds / rate,
+                reference=reference,
+                median_seconds=seconds,
+                samples_seconds=samples,
+                excluded=excluded,
+            )
+        )
+
     def seconds_left(self) -> float:
         """Until this section is stopped."""
         return self._ends_at - time.monotonic()

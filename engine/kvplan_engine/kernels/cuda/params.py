@@ -28,7 +28,7 @@ class TensorMap(ctypes.Structure):
 
 
 class PrefillWgmmaParams(ctypes.Structure):
-    """Arguments of prefill_attention in prefill_wgmma.cu. C++ aligns it to 64 bytes, and so fills up the last of these."""
+    """Arguments of prefill_attention in prefill_wgmma.cu. C++ aligns them to 64 bytes, which fills up the last one."""
 
     _fields_ = (
         ("keys", TensorMap),
