@@ -10,7 +10,7 @@
 Decisions are those of the commands, and stand below both. Standard library only; ``to_frame`` needs pandas.
 
 estimates      memory of a model, and how many sequences fit
-plans          deployments for a load; fleets: those for a trace that is played
+plans          deployments for a load, or for a trace that is played; planned: what it answers
 caches         a prefix cache of any size over a trace
 explanations   where a started server's memory went
 listings       models and GPUs known by name
@@ -23,9 +23,9 @@ from __future__ import annotations
 from kvplan.api.caches import Cache, cache
 from kvplan.api.estimates import Estimate, estimate
 from kvplan.api.explanations import Explanation, explain
-from kvplan.api.fleets import TracePlan
 from kvplan.api.listings import Gpus, Listing, Models, gpus, models
-from kvplan.api.plans import Plan, plan
+from kvplan.api.planned import Plan, TracePlan
+from kvplan.api.plans import plan
 
 __all__ = [
     "Cache",

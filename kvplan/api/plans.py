@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kvplan.api.arguments import checks_arguments, in_arguments_of
-from kvplan.api.values import frame, json_text, named_numbers, named_settings, text, texts
+from kvplan.api.planned import Plan, TracePlan
+from kvplan.api.values import json_text, named_numbers, named_settings, text, texts
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
-from kvplan.commands.printing.plans import nothing_serves, print_plan
-from kvplan.commands.printing.render import captured
+from kvplan.commands.printing.fleets import no_fleet
+from kvplan.commands.printing.plans import nothing_serves
 from kvplan.errors import KvplanError
-from kvplan.planner.answer.document import plan_document, plan_row
-from kvplan.planner.choices.deployment import PlannedDeployment
+from kvplan.planner.fleets.answering import Listener, plan_fleet
 from kvplan.planner.likeness import AskedPlan, likened
 from kvplan.planner.question.asking import PLAN_SETTINGS
-from kvplan.planner.search.fixes import Fix, cheapest_fix
-from kvplan.planner.search.plan import PlanAnswer, make_plan
-
-if TYPE_CHECKING:
-    import pandas
+from kvplan.planner.search.fixes import cheapest_fix
+from kvplan.planner.search.plan import make_plan
 
 _LISTS: Final = (
     *("slo", "gpu", "quantization", "kv_cache_dtype"),
@@ -37,59 +33,6 @@ _OF_THE_CALL: Final = frozenset(
     {"model", "engine", "like", "speculative_config", "calibration", "progress", "measured"}
 )
 """Arguments that are no options of the load, the GPUs or the fleet."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Deployments that serve a load, best first; none where nothing does, which ``problem`` explains."""
-
-    answer: PlanAnswer
-    fix: Fix | None
-
-    @property
-    def model(self) -> str:
-        """The model that was asked for."""
-        return self.answer.spec.served_id
-
-    @property
-    def deployments(self) -> tuple[PlannedDeployment, ...]:
-        """Deployments that serve the load, best first."""
-        return self.answer.deployments
-
-    @property
-    def best(self) -> PlannedDeployment:
-        """The first deployment. KvplanError, with what would help as its hint, where nothing serves the load."""
-        if not self.deployments:
-            raise self._failure()
-        return self.deployments[0]
-
-    @property
-    def problem(self) -> str | None:
-        """Why nothing serves the load; None where something does."""
-        return None if self.deployments else self._failure().message
-
-    def _failure(self) -> KvplanError:
-        return in_arguments_of(plan, nothing_serves(self.answer, self.fix))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that ``kvplan plan --json`` prints."""
-        return plan_document(self.answer, self.fix)
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return a DataFrame with one row per deployment, best first. Needs pandas."""
-        return frame([plan_row(each, self.model, self.answer.request.api_price) for each in self.deployments])
-
-    def __str__(self) -> str:
-        return self._as_text(lambda: print_plan(self.answer))
-
-    def _as_text(self, printing: Callable[[], None]) -> str:
-        """What ``printing`` prints; before it why nothing serves the load, and what would, where nothing does."""
-        text = captured(printing)
-        if self.deployments:
-            return text
-        failure = self._failure()
-        hint = [] if failure.hint is None else [f"hint: {failure.hint}\n"]
-        return "".join([f"{failure.message}\n", *hint, text])
 
 
 @checks_arguments(PLAN_SETTINGS)
@@ -175,11 +118,16 @@ def plan(
 
         known = with_results(known, paths, of_plan(spec, request))
     if request.trace is not None:
-        from kvplan.api.fleets import planned_fleet
-
-        return planned_fleet(spec, request, known, progress)
+        fleet = plan_fleet(spec, request, known, Listener() if progress is None else Listener(lambda n: progress(n, n)))
+        return TracePlan(fleet.plan, None, None if fleet.plan.deployments else _worded(no_fleet(fleet)), fleet)
     found = make_plan(spec, request, known, progress)
-    return Plan(found, cheapest_fix(found, known))
+    fix = cheapest_fix(found, known)
+    return Plan(found, fix, None if found.deployments else _worded(nothing_serves(found, fix)))
+
+
+def _worded(failure: KvplanError) -> KvplanError:
+    """Return ``failure`` in the words of the arguments of ``plan``."""
+    return in_arguments_of(plan, failure)
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:

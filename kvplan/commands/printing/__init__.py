@@ -6,7 +6,8 @@ ranges, speculation              an estimate's intervals; what a drafter takes a
 kv_layout, speeds, queues        its blocks; its speeds; percentiles of a load, and the terms of a step
 explanations, known              what `explain`, `models` and `gpus` print
 likened                          a plan beside one without a command's settings
-plans, plan_tables, plan_page    what `plan` prints: the answer, its tables, and a page of both
+plans, plan_sentences            what `plan` prints: the answer, and its sentences
+plan_tables, plan_page           its tables; a page of sentences and tables
 fleets, fleet_progress           what `plan` prints of a trace: the fleet, and what is found while it runs
 fleet_wishes                     pools and policies beside that fleet
 sweeps, loads                    what `sweep` and `load` print

@@ -8,7 +8,8 @@ from pathlib import Path
 from kvplan.commands.options.extras import need_extra
 from kvplan.commands.printing.fleet_progress import fleet_name
 from kvplan.commands.printing.fleet_wishes import print_policies, print_pools
-from kvplan.commands.printing.plans import print_commands, rent_text
+from kvplan.commands.printing.plan_sentences import rent_text
+from kvplan.commands.printing.plans import print_commands
 from kvplan.commands.printing.render import (
     as_markdown,
     print_csv,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.commands.printing.plans import answer_lines
+from kvplan.commands.printing.plan_sentences import answer_lines
 from kvplan.commands.printing.render import print_sentence, say
 from kvplan.planner.search.plan import PlanAnswer
 

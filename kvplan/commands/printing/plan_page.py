@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvplan.commands.printing.plan_sentences import (
+    alternatives_sentence,
+    answer_lines,
+    assumptions,
+    fact_lines,
+    load_text,
+)
 from kvplan.commands.printing.plan_tables import DEPLOYMENT_HEAD, deployment_rows, full_name, shown
-from kvplan.commands.printing.plans import alternatives_sentence, answer_lines, assumptions, fact_lines, load_text
 from kvplan.errors import KvplanError
 from kvplan.planner.answer.charts import Chart
 from kvplan.planner.answer.memory_bars import memory_bars

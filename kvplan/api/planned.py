@@ -1,25 +1,84 @@
-"""The fleet for a trace that is played: what ``kvplan plan --workload TRACE`` prints."""
+"""What a plan answers: deployments that serve a load, or fleets for a trace that is played."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvplan.api.arguments import in_arguments_of
-from kvplan.api.plans import Plan, plan
-from kvplan.catalog.devices.measured import MeasuredProfiles
-from kvplan.catalog.spec import ModelSpec
-from kvplan.commands.printing.fleets import no_fleet, print_fleet_text
+from kvplan.api.values import frame
+from kvplan.commands.printing.fleets import print_fleet_text
+from kvplan.commands.printing.plans import print_plan
+from kvplan.commands.printing.render import captured
 from kvplan.errors import KvplanError
+from kvplan.planner.answer.document import plan_document, plan_row
 from kvplan.planner.answer.fleet_document import fleet_document
-from kvplan.planner.fleets.answering import FleetAnswer, Listener, plan_fleet
+from kvplan.planner.choices.deployment import PlannedDeployment
+from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.growth import Growth
 from kvplan.planner.fleets.judging import WindowVerdict
 from kvplan.planner.fleets.playing import Played
 from kvplan.planner.fleets.policies import PolicyAnswer
 from kvplan.planner.fleets.pools import PoolAnswer
-from kvplan.planner.question.request import PlanRequest
+from kvplan.planner.search.fixes import Fix
+from kvplan.planner.search.plan import PlanAnswer
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Deployments that serve a load, best first; none where nothing does, which ``problem`` explains.
+
+    fix: the cheapest change after which something serves; failure: the error that ``best`` raises. None where
+    something does.
+    """
+
+    answer: PlanAnswer
+    fix: Fix | None
+    failure: KvplanError | None
+
+    @property
+    def model(self) -> str:
+        """The model that was asked for."""
+        return self.answer.spec.served_id
+
+    @property
+    def deployments(self) -> tuple[PlannedDeployment, ...]:
+        """Deployments that serve the load, best first."""
+        return self.answer.deployments
+
+    @property
+    def best(self) -> PlannedDeployment:
+        """The first deployment. KvplanError, with what would help as its hint, where nothing serves the load."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+        return self.deployments[0]
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing serves the load; None where something does."""
+        return None if self.failure is None else self.failure.message
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that ``kvplan plan --json`` prints."""
+        return plan_document(self.answer, self.fix)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a DataFrame with one row per deployment, best first. Needs pandas."""
+        return frame([plan_row(each, self.model, self.answer.request.api_price) for each in self.deployments])
+
+    def __str__(self) -> str:
+        return self._as_text(lambda: print_plan(self.answer))
+
+    def _as_text(self, printing: Callable[[], None]) -> str:
+        """What ``printing`` prints; before it why nothing serves the load, and what would, where nothing does."""
+        text = captured(printing)
+        if self.failure is None:
+            return text
+        hint = [] if self.failure.hint is None else [f"hint: {self.failure.hint}\n"]
+        return "".join([f"{self.failure.message}\n", *hint, text])
 
 
 @dataclass(frozen=True)
@@ -78,21 +137,9 @@ class TracePlan(Plan):
         """Replicas that come and go; None without ``autoscale``."""
         return self.fleet.policy
 
-    def _failure(self) -> KvplanError:
-        return in_arguments_of(plan, no_fleet(self.fleet))
-
     def to_dict(self) -> dict[str, Any]:
         """Return the document that ``kvplan plan --workload TRACE --json`` prints."""
         return fleet_document(self.fleet)
 
     def __str__(self) -> str:
         return self._as_text(lambda: print_fleet_text(self.fleet))
-
-
-def planned_fleet(
-    spec: ModelSpec, request: PlanRequest, measured: MeasuredProfiles, progress: Callable[[int, int], None] | None
-) -> TracePlan:
-    """Search the fleet for the trace of ``request``. Ctrl-C keeps the best that was found until then."""
-    listener = Listener() if progress is None else Listener(lambda count: progress(count, count))
-    found = plan_fleet(spec, request, measured, listener)
-    return TracePlan(found.plan, None, found)
