@@ -88,7 +88,7 @@ def _of_size(log: StartupLog, gpus: Sequence[GpuProfile]) -> tuple[tuple[GpuProf
     if memory.total_bytes is not None:
         total, size = memory.total_bytes, format_bytes(memory.total_bytes)
         close = [gpu for gpu in gpus if abs(gpu.memory_bytes - total) <= _OTHER_BYTES]
-        is_plain = len(close) == 1 and abs(close[0].memory_bytes - total) <= _SAME_BYTES
+        is_plain = any(abs(gpu.memory_bytes - total) <= _SAME_BYTES for gpu in close)
         return tuple(close if is_plain else _within(gpus, total, total, _NEAR_SHARE)), size
     if log.engine == "sglang" and memory.free_bytes is not None:
         total = memory.free_bytes + CONTEXT_BYTES

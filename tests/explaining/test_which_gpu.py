@@ -18,7 +18,7 @@ TOTAL = "Free memory on device (1.0/{} GiB) on startup. Desired GPU memory utili
         (TOTAL.format("79.19"), ["h100-sxm"]),
         (TOTAL.format("119.63"), ["gb10"]),
         (TOTAL.format("121.69"), ["gb10"]),
-        (TOTAL.format("31.37"), ["rtx-5090"]),
+        (TOTAL.format("31.37"), ["rtx-5090", "rtx-pro-4500"]),
         (TOTAL.format("178.35"), ["b200"]),
         ("HIP out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which", []),
         (
