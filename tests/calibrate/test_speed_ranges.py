@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from synthetic_sweep import TRUTH, tied, write_sweep
 
+import score_speed_ranges as tool
 from kvplan.calibrate.calibration import calibrate_directories, profile_document
 from kvplan.calibrate.scoring import conformal_quantile
 from kvplan.calibrate.trials import read_trial_sets
@@ -25,20 +23,6 @@ from kvplan.estimate.speed.steps.step_time import Speed
 from kvplan.estimate.speed.steps.work import model_work
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.requests import WorkloadSpec
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("score_speed_ranges", ROOT / "tools" / "score_speed_ranges.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sizes of families that few profiles show: as their classes are built, and as published."""
+"""Families that few profiles show: sizes as their classes are built, and as published; what vLLM does with them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 from counted_configs import COUNTED, SMALL, counted_config, with_text
 from kept_elements import kept
+from kept_elements import kept as kept_by_layer
 
 from independent_count import count_independently
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.catalog.spec import ModelSpec
-from kvplan.errors import KvplanError
+from kvplan.catalog.spec import LatentAttention, ModelSpec
+from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.speed.steps.work import model_work
+from kvplan.estimate.vllm.division import check_division
 from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
 from kvplan.estimate.weights import size_weights
 from resaved_configs import saved_by_transformers
@@ -150,3 +154,160 @@ def test_attention_that_a_list_names_mixer_is_left_unquantized() -> None:
     """Nemotron 3 Nano lists ``backbone.layers.5.mixer.q_proj`` and the like for every attention layer."""
     found = size_weights(resolve_model("nemotron-3-nano-30b-a3b-nvfp4"), "bfloat16")
     assert {each.format for each in found.components if each.kind == "attention"} == {"bfloat16"}
+
+
+def test_k2_horizon_in_4_bits():
+    """Of 64 matrices of values a token uses 4.
+
+    A conversion with 4-bit groups of 64 beside a bfloat16 embedding and head loads 21.8 GB and reads 3.78 GB a token.
+    """
+    spec = read_config(counted_config("k2 horizon"), model_id="k2")
+    outside = 2 * 250624 * 2560 + 2560
+    four_bits, head = (4 + 16 / 64) / 8, 2 * 250624 * 2560
+    assert ((spec.num_parameters - outside) * four_bits + 2 * head) / 1e9 == pytest.approx(21.8, abs=0.1)
+    assert ((spec.num_active_parameters - outside) * four_bits + head) / 1e9 == pytest.approx(3.78, abs=0.05)
+    assert any("copies the matrices of all 64 value experts" in sentence for sentence in spec.assumptions)
+
+
+def test_step_1_has_no_positions():
+    assert read_config(counted_config("step 1"), model_id="step").rope is None
+
+
+def test_domyn_edge_has_heads_of_each_layers_own_size():
+    own = {"0": {"head_dim": 32}, "3": {"head_dim": 32}}
+    written = counted_config("domyn edge", head_sizes=None, head_dim=16, per_layer_config=own)
+    spec = read_config(counted_config("domyn edge"), model_id="domyn")
+    assert read_config(written, model_id="domyn").layers == spec.layers
+
+
+def test_blocks_of_nemotron_puzzle_have_sizes_of_their_own():
+    spec = read_config(counted_config("nemotron puzzle"), model_id="puzzle")
+    assert [layer.feed_forward.experts_per_token for layer in spec.layers if layer.feed_forward] == [2, 3]
+
+
+def test_what_a_token_uses_of_unlike_mixtures_is_their_mean():
+    """2 of 8 experts of 24, and 3 of 8 of 40: 8 * (2 * 24 + 3 * 40) / (8 * (24 + 40)) = 2.6 of them."""
+    spec = read_config(counted_config("nemotron puzzle"), model_id="puzzle")
+    work = model_work(spec, 2 * spec.num_parameters, "bfloat16", ParallelLayout())
+    assert work.experts_per_token == 3
+    assert work.active_expert_parameters == 2 * 32 * (2 * 24 + 3 * 40)
+
+
+def test_vllm_divides_no_alice_into_stages():
+    spec = read_config(counted_config("alice"), model_id="alice")
+    with pytest.raises(UsageError, match="AliceAIForCausalLM takes no --pipeline-parallel-size above 1"):
+        check_division(spec, ParallelLayout(pipeline_parallel_size=2))
+
+
+def test_more_ranks_than_inklings_kv_heads_are_refused_as_by_vllm() -> None:
+    spec = read_config(counted_config("inkling, published"), model_id="inkling")
+    with pytest.raises(KvplanError, match="8 KV heads over 16 ranks"):
+        plan_blocks(spec.layers, CacheSettings(tensor_parallel_size=16), 16, vllm_release("0.33.0"))
+
+
+def test_solar_without_a_window_has_its_class_default():
+    spec = read_config({**SMALL, "architectures": ["SolarForCausalLM"]}, model_id="solar")
+    assert [tokens for _, _, tokens in kept_by_layer(spec)] == [2047] * 4
+    assert any("2,047" in sentence for sentence in spec.assumptions)
+
+
+def test_ling_3_flash_is_counted_on_the_hub_with_a_drafter():
+    spec = read_config(counted_config("ling 3 flash", num_nextn_predict_layers=1), model_id="ling")
+    (drafter,) = spec.extras
+    assert drafter.num_parameters is not None
+    assert (spec.num_parameters + drafter.num_parameters) / 1e9 == pytest.approx(127, abs=0.6)
+
+
+def _indexed(config: dict[str, Any]) -> list[bool]:
+    """Of each layer: whether it keeps index keys."""
+    spec = read_config(config, model_id="indexed")
+    return [isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer is not None for layer in spec.layers]
+
+
+def test_layers_of_hunyuan_4_that_keep_index_keys():
+    """As vLLM's class has them: a cache of 132 B a token in each."""
+    assert _indexed(counted_config("hunyuan 4")) == [True, True, False, False, False, True]
+    assert _indexed(counted_config("hunyuan 4, mixed")) == [False, True, False, False, False, True]
+    assert sum(_indexed(counted_config("hunyuan 4, published"))) == 10
+    assert not any(_indexed(counted_config("hunyuan 4, all tokens")))
+    chosen = [
+        layer.mixer.chosen_tokens for layer in read_config(counted_config("hunyuan 4, mixed"), model_id="hy").layers
+    ]
+    assert chosen == [None, 64] * 3
+
+
+def test_drafters_of_hunyuan_4_have_one_stream():
+    """Parameters of vLLM's class without embedding and head, which are the model's."""
+    (drafter,) = read_config(counted_config("hunyuan 4", num_nextn_predict_layers=1), model_id="hy").extras
+    assert drafter.num_parameters == 174_560
+
+
+def test_glm_flash_keeps_latents_and_index_keys():
+    spec = read_config(counted_config("glm 5.3 flash, published"), model_id="glm")
+    latent = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, LatentAttention)]
+    assert len(latent) == 11 and {mixer.indexer.pool for mixer in latent if mixer.indexer} == {16}
+
+
+def test_the_tower_of_glm_flash():
+    vision = {"depth": 3, "hidden_size": 48, "num_heads": 4, "patch_size": 4, "out_hidden_size": 40}
+    vision |= {"model_type": "glm5_next_vision", "intermediate_size": 72, "projection_intermediate_size": 56}
+    spec = read_config(counted_config("glm 5.3 flash, published", vision_config=vision), model_id="glm")
+    assert spec.extras[0].num_parameters == 81_088
+
+
+@pytest.mark.parametrize(
+    ("own", "parameters"), [({}, 170_460), ({"mlp_layer_types": ["sparse"] * 7 + ["dense"]}, 157_912)]
+)
+def test_drafters_of_glm_flash_have_latent_attention_and_one_stream(own, parameters):
+    """Parameters of vLLM's class without embedding and head, which are the model's."""
+    config = counted_config("glm 5.3 flash", num_nextn_predict_layers=1, **own)
+    (drafter,) = read_config(config, model_id="glm").extras
+    assert drafter.num_parameters == parameters
+
+
+def test_loop_coder_goes_through_all_layers_again():
+    spec = read_config(counted_config("loop coder"), model_id="loop")
+    assert spec.repeated_elements == spec.num_parameters - 2 * 76800 * 5120 - 5120
+
+
+def test_what_transformers_writes_of_hrm_text_is_read_alike():
+    """It counts the passes, and names the layers of a stack beside them."""
+    written = counted_config("hrm text", num_hidden_layers=128, num_layers_per_stack=16)
+    spec = read_config(counted_config("hrm text"), model_id="hrm")
+    assert read_config(written, model_id="hrm").layers == spec.layers
+
+
+@pytest.mark.parametrize(("mode", "caches"), [("per_loop", 56), ("last_loop", 36)])
+def test_dory_has_caches_by_its_mode(mode, caches):
+    """20 of its 36 blocks of attention are gone through twice."""
+    spec = read_config(counted_config("dory", recurrent_kv_cache_mode=mode), model_id="dory")
+    layers = [each for each in kept(spec) if each[1]]
+    assert len(layers) == caches
+    assert layers.count(("softmax", 2 * 4 * 256, None)) == caches // 4
+    assert layers.count(("softmax", 2 * 4 * 256, 1024)) == caches - caches // 4
+
+
+@pytest.mark.parametrize("name", ["loop coder", "hrm text", "dory", "nanbeige"])
+def test_weights_are_read_in_every_pass_and_held_once(name):
+    """A step reads and multiplies as many weights as the passes have, beside the head."""
+    spec = read_config(counted_config(name), model_id="looped")
+    held = sum(tensor.num_elements for layer in spec.layers for tensor in layer.all_tensors)
+    work = model_work(spec, 2 * spec.num_parameters, "bfloat16", ParallelLayout())
+    read = held + spec.repeated_elements + sum(each.num_elements for each in spec.tensors if each.role != "embedding")
+    assert work.active_parameters == read
+    assert work.dense_bytes == pytest.approx(2 * read, rel=1e-9)
+    assert spec.repeated_elements > 0.8 * held * (len(spec.layers) / sum(bool(x.all_tensors) for x in spec.layers) - 1)
+
+
+def test_vllm_divides_no_looped_model_into_stages():
+    spec = read_config(counted_config("hrm text"), model_id="hrm")
+    check_division(spec, ParallelLayout(tensor_parallel_size=2))
+    with pytest.raises(UsageError, match="goes through layers again"):
+        check_division(spec, ParallelLayout(pipeline_parallel_size=2))
+
+
+def test_vllm_divides_no_dory_over_ranks():
+    """DoryForCausalLM: "Dory currently supports tensor_parallel_size=1 only"."""
+    spec = read_config(counted_config("dory"), model_id="dory")
+    with pytest.raises(UsageError, match="DoryForCausalLM takes no --tensor-parallel-size above 1"):
+        check_division(spec, ParallelLayout(tensor_parallel_size=2))

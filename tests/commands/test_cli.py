@@ -243,3 +243,36 @@ def test_a_table_of_names_too_wide_for_one_line_has_no_part_of_names_alone() -> 
     rows = [["n" * 30, "o/" + "i" * 45, "1"], ["m" * 30, "o/" + "j" * 45, "2"]]
     lines = list(table_lines(["name", "id", "count"], rows, text_columns=(0, 1), width=78, starts=(2,)))
     assert lines[0].split() == ["name", "id"]
+
+
+def last_cells(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Those of the row's KV columns."""
+    assert main(["models", name, "--format", "md"]) == 0
+    return [cell.strip() for cell in capsys.readouterr().out.splitlines()[-1].split("|")[-3:-1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "within", "past"),
+    [
+        ("zephyr", 32 * 2 * 8 * 128 * 2, "0"),
+        ("gemma-3-1b", 26 * 2 * 256 * 2, f"{4 * 2 * 256 * 2:,}"),
+        ("llama-3.1-8b", 32 * 2 * 8 * 128 * 2, ""),
+    ],
+)
+def test_a_token_within_the_windows_counts_in_all_layers(
+    name: str, within: int, past: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert last_cells(name, capsys) == [f"{within:,}", past]
+
+
+def test_the_columns_are_explained_where_a_model_has_windows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "zephyr"]) == 0
+    assert "past windows: of one more" in capsys.readouterr().out
+    assert main(["models", "llama-3.1-8b"]) == 0
+    assert "of one more" not in capsys.readouterr().out
+
+
+def test_json_has_both(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "gemma-3-1b", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["models"]
+    assert (row["kv_bytes_per_token"], row["kv_window_bytes_per_token"]) == (4096, 26624 - 4096)

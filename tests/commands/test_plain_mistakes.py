@@ -1,4 +1,4 @@
-"""Mistakes that are easy to make on a command line or in a file: one sentence, and a hint that works when followed."""
+"""Mistakes on a command line or in a file: one sentence, a hint that works when followed, and the exit code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from data_rows import data_rows
 
 from kvplan.cli import main
 from kvplan.errors import UsageError
@@ -132,3 +134,16 @@ def test_an_option_named_model_behind_the_dashes_is_the_pasted_commands() -> Non
     for words in (["plan", "--model"], ["plan", "--model", "--json"], ["plan", "--model="]):
         with pytest.raises(UsageError, match="--model has no value"):
             with_named_model(words)
+
+
+@pytest.mark.parametrize("row", data_rows("refused_commands"), ids=lambda row: row["command"][:60])
+def test_a_mistake_is_one_sentence_and_a_hint(row: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(row["command"])) == row.get("code", 2)
+    printed = capsys.readouterr()
+    error, *hints = printed.err.splitlines()
+    assert error.startswith("error: ") and row.get("error", "") in error
+    assert "whole" not in row or error == f"error: {row['whole']}"
+    wanted = row.get("hint", "")
+    assert [hint.startswith("hint: ") and wanted in hint for hint in hints] == [True] * (wanted is not None)
+    assert bool(printed.out) == row.get("shown", False)
+    assert "enough" not in row or main(shlex.split(row["enough"])) == 0

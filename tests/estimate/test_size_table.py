@@ -9,6 +9,7 @@ import pytest
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
 from kvplan.errors import UsageError
+from kvplan.estimate.answer import EstimateRequest, make_estimate
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.estimate.sequence_pages import vllm_pages
 
@@ -149,3 +150,25 @@ def test_three_figures_of_gemma_are_three_different_ones():
 )
 def test_attention_blocks_grow_to_the_state(name, state_dtype, block_size):
     assert pages(name, 2048, state_dtype=state_dtype).block_size == block_size
+
+
+TOKENS = 32_768
+FP8_BLOCK = 128**2
+MXFP4_EXPERTS = 24 * 32 * 3 * 2880 * 2880
+
+WEIGHT_BYTES = {
+    "llama-3.1-8b": 8_030_261_248 * 2,
+    "qwen3-32b": 32_762_123_264 * 2,
+    "phi-3.5-mini": 3_821_079_552 * 2,
+    "gpt-oss-20b": MXFP4_EXPERTS * 4.25 / 8 + (20_914_757_184 - MXFP4_EXPERTS) * 2,
+    # 1 B for each fp8 parameter, 2 B for what stays bfloat16, 4 B of scale for a block
+    "deepseek-v3": 671_026_419_200 + 1_960_809_984 + 669_065_609_216 / FP8_BLOCK * 4,
+    "deepseek-v3.2": 671_877_944_064 + 1_960_825_600 + 669_917_118_464 / FP8_BLOCK * 4,
+}
+
+
+@pytest.mark.parametrize("model", WEIGHT_BYTES)
+def test_weights_are_those_counted_by_hand(model: str) -> None:
+    found = make_estimate(resolve_model(model), EstimateRequest(TOKENS))
+    # scales of blocks at the edges of a matrix are rounded up, which the figures here leave out
+    assert found.weights.total_bytes + found.extra_weight_bytes == pytest.approx(WEIGHT_BYTES[model], rel=1e-5)

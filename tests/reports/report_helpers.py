@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import sample_rows
@@ -33,6 +34,27 @@ def write_trials(directory: Path, kept: Iterable[dict]) -> Path:
     text = "".join(json.dumps(record) + "\n" for record in kept)
     (directory / "trials.jsonl").write_text(text, encoding="utf-8")
     return directory
+
+
+def record(number: int, seats: int, throughput: float | None, **cells: Any) -> dict[str, Any]:
+    """A trial of ``seats`` sequences in few columns; without a throughput it found no room for a pool."""
+    row = {
+        "trial_id": f"t{number}",
+        "trial_number": number,
+        "run_number": 1,
+        "status": "ok" if throughput else "oom_kv_init",
+        "model_id": "llama-3.1-8b",
+        "workload": "8 requests, 64 in, 32 out",
+        "gpu_memory_utilization": 0.9,
+        "block_size": 16,
+        "max_model_len": 512,
+        "tensor_parallel_size": 1,
+        "max_num_seqs": seats,
+        "max_running": seats,
+        "output_throughput": throughput,
+        "median_tpot_ms": None if throughput is None else 1000 * seats / throughput,
+    }
+    return {"schema": "kvplan.trial/1", "row": row | cells, "series": None}
 
 
 def sample_run(directory: Path) -> Run:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
+import report_helpers
 from report_helpers import sample_directory, write_trials
 
 from kvplan.cli import main
@@ -18,24 +19,7 @@ from kvplan.reports.pictures import draw_side_by_side
 from kvplan.reports.side_by_side import SideBySide, set_side_by_side, side_by_side_document, side_sentences
 from kvplan.runs.storage.reader import load_run
 
-
-def record(number: int, seats: int, throughput: float | None, **cells: Any) -> dict[str, Any]:
-    row = {
-        "trial_id": f"t{number}",
-        "trial_number": number,
-        "run_number": 1,
-        "status": "ok" if throughput else "oom_kv_init",
-        "model_id": "smollm2-135m",
-        "device_name": "a CPU",
-        "workload": "8 requests, 64 in, 32 out",
-        "gpu_memory_utilization": 0.9,
-        "block_size": 16,
-        "max_model_len": 512,
-        "max_num_seqs": seats,
-        "output_throughput": throughput,
-        "median_tpot_ms": None if throughput is None else 1000 / throughput,
-    }
-    return {"schema": "kvplan.trial/1", "row": row | cells, "series": None}
+record = partial(report_helpers.record, model_id="smollm2-135m", device_name="a CPU")
 
 
 def three_engines(directory: Path) -> tuple[Path, Path, Path]:

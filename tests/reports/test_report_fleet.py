@@ -6,10 +6,9 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from report_helpers import write_trials
+from report_helpers import record, write_trials
 
 from kvplan.cli import main
 from kvplan.errors import UsageError
@@ -22,26 +21,6 @@ from kvplan.runs.storage.reader import load_run
 L4 = {"device": "cuda", "device_name": "NVIDIA L4", "device_memory_bytes": 24 << 30}
 H100 = {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "device_memory_bytes": 80 << 30}
 CPU = {"device": "cpu", "device_name": "A CPU", "device_memory_bytes": 8 << 30}
-
-
-def record(number: int, seats: int, throughput: float | None, **cells: Any) -> dict[str, Any]:
-    row = {
-        "trial_id": f"t{number}",
-        "trial_number": number,
-        "run_number": 1,
-        "status": "ok" if throughput else "oom_kv_init",
-        "model_id": "llama-3.1-8b",
-        "workload": "8 requests, 64 in, 32 out",
-        "gpu_memory_utilization": 0.9,
-        "block_size": 16,
-        "max_model_len": 512,
-        "tensor_parallel_size": 1,
-        "max_num_seqs": seats,
-        "max_running": seats,
-        "output_throughput": throughput,
-        "median_tpot_ms": None if throughput is None else 1000 * seats / throughput,
-    }
-    return {"schema": "kvplan.trial/1", "row": row | cells, "series": None}
 
 
 def three_devices(directory: Path) -> list[Path]:

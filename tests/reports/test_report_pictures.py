@@ -9,19 +9,26 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from report_helpers import failed_records, records, sample_directory, sample_run, write_trials
+from sample_full import write_full_directory
 
 from kvplan.reports.comparison import compare_runs
-from kvplan.reports.findings import prediction_sentences
+from kvplan.reports.findings import prediction_sentences, recommendations, sentences
+from kvplan.reports.html.page import report_page
+from kvplan.reports.outcome_map import violations
 from kvplan.reports.pictures import PICTURES, Picture, draw_comparison, draw_pictures
-from kvplan.reports.plots import canvas, outcomes, predictions
+from kvplan.reports.plots import canvas, outcomes, predictions, requests
 from kvplan.reports.plots.canvas import NARROW_DOTS_PER_INCH, NARROW_INCHES, drawing, new_figure
+from kvplan.reports.searches import searches
+from kvplan.reports.tables import markdown_text
 from kvplan.runs.answers.summary import prediction_errors
-from kvplan.runs.storage.reader import load_run
+from kvplan.runs.request_lines import RequestLine
+from kvplan.runs.storage.reader import Run, load_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -235,3 +242,84 @@ def test_ticks_of_a_logarithmic_panel_do_not_touch(tmp_path):
         boxes = [box for box in boxes if panel.bbox.x0 <= (box.x0 + box.x1) / 2 <= panel.bbox.x1]
     assert len(boxes) >= 2
     assert all(right.x0 > left.x1 + 2 for left, right in itertools.pairwise(sorted(boxes, key=lambda box: box.x0)))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return load_run(write_full_directory(tmp_path_factory.mktemp("full")))
+
+
+@pytest.mark.slow
+def test_the_page_shows_the_level_the_hole_and_what_is_left_out(run: Run) -> None:
+    pictures = draw_pictures(run)
+    assert "slo" in [picture.name for picture in pictures]
+    page = report_page(run, pictures)
+    assert page.index('id="recommendation"') < page.index('id="slo"') < page.index('id="outcomes"')
+    assert "met up to max_concurrency 9 (in 2 of 3 runs; in every run up to 8; at 10 in 1 of 3 runs)" in page
+    assert "Excluded from medians: run 1 of utilization 0.9, 8 sequences, block 16" in page
+    assert "other processes used 64 % of the CPU; run 101 replaces it" in page
+    assert "Not monotonic: gpu_memory_utilization 0.3 failed although 0.19 worked" in page
+    finding = next(picture.finding for picture in pictures if picture.name == "slo")
+    assert finding == "SLO of ttft 1,500 ms and tpot 60 ms (p99) met up to max_concurrency 9 (2 of 3 runs)"
+
+
+def test_the_hole_is_flagged_on_the_map(run: Run) -> None:
+    flagged = [(entry["gpu_memory_utilization"], entry["max_model_len"]) for entry in violations(run)]
+    assert set(flagged) == {(0.3, 512)}
+    assert len(sentences(run, "violations")) == 2
+
+
+def test_excluded_runs_stay_in_the_table_and_leave_the_pictures(run: Run) -> None:
+    (excluded,) = run.excluded
+    assert run.trial(excluded) is not None
+    assert excluded not in set(run.measured["trial_id"])
+    assert "again" in set(run.measured["trial_id"])
+
+
+def test_markdown_and_recommendation_tell_the_level(run: Run) -> None:
+    text = markdown_text(run)
+    assert "## Highest load within the SLO" in text
+    assert "> Excluded from medians: run 1" in text
+    assert recommendations(run)[0].title == "Fastest within the SLO"
+    assert len(searches(run)) == 1
+
+
+def request_lines(sent: Sequence[float], slowest: float = 7.0) -> list[RequestLine]:
+    """Requests that take 2 s to ``slowest`` for their whole answers."""
+    step = (slowest - 2.0) / len(sent)
+    return [
+        {
+            "id": number,
+            "sent_s": moment,
+            "ttft_s": 1.0 + step * number,
+            "e2el_s": 2.0 + step * (number + 1),
+            "error": None,
+        }
+        for number, moment in enumerate(sent)
+    ]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("every", "label"), [(1e-5, "in the order sent"), (0.5, "since the first request (s)")])
+def test_requests_sent_at_once_are_shown_in_their_order(every: float, label: str) -> None:
+    with drawing():
+        axes = new_figure(4.8, 4.0).subplots()
+        requests._over_time(axes, request_lines([every * number for number in range(12)]), [])
+        axes.figure.draw_without_rendering()
+        boxes = sorted((tick.get_window_extent() for tick in axes.get_xticklabels()), key=lambda box: box.x0)
+    assert label in axes.get_xlabel()
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes)), "numbers do not touch"
+
+
+@pytest.mark.parametrize("slowest", [7.0, 700.0])
+def test_an_axis_of_latencies_has_numbers(slowest: float) -> None:
+    with drawing():
+        axes = new_figure(4.8, 4.0).subplots()
+        requests._distribution(axes, request_lines([0.0] * 12, slowest))
+        axes.figure.draw_without_rendering()
+        low, high = axes.get_xlim()
+        shown = [
+            tick.label1.get_text()
+            for tick in axes.xaxis.get_major_ticks()
+            if low <= tick.get_loc() <= high and tick.label1.get_text()
+        ]
+    assert len(shown) >= 2

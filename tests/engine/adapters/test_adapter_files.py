@@ -1,4 +1,4 @@
-"""Adapters that cannot be used are refused in one sentence, and nothing of them is loaded."""
+"""Adapters that cannot be used are refused in one sentence; those of random weights need no files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 import torch
 from adapter_files import save_adapter
 from safetensors.torch import load_file, save_file
 from small_models import Checkpoint
+from tiny_configs import llama_config
 
 from kvplan_engine import LLM, EngineError, LoRARequest, SamplingParams
-from kvplan_engine.adapters.sites import slot_bytes
+from kvplan_engine.adapters.library import dummy_adapter
+from kvplan_engine.adapters.sites import sites_of, slot_bytes
 from kvplan_engine.description.parameters import num_parameters
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
@@ -181,3 +184,44 @@ def test_names_and_paths_of_other_types() -> None:
     for name, path in (("a", None), (None, "a"), (5, "a"), ("a", ["a"])):
         with pytest.raises(EngineError, match="must be a text"):
             LoRARequest(name, path)  # type: ignore[arg-type]
+
+
+LLAMA: dict[str, Any] = llama_config(vocab_size=160)
+SETTINGS: dict[str, Any] = {"device": "cpu", "device_memory": "384MiB", "max_model_len": 64, "dtype": "float32"}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=1)
+FOUR_TOKENS = {"prompt_token_ids": [5, 6, 7, 8]}
+
+
+def test_each_answers_in_its_own_way() -> None:
+    with LLM(LLAMA, load_format="dummy", enable_lora=True, max_loras=2, max_lora_rank=8, **SETTINGS) as llm:
+        first, second = (llm.engine.add_dummy_adapter(f"adapter-{seed}", seed) for seed in (1, 2))
+        wanted = [None, first, second, first]
+        outputs = llm.generate([FOUR_TOKENS] * 4, GREEDY, lora_request=wanted)
+        answers = [each.outputs[0].cumulative_logprob for each in outputs]
+    assert answers[1] == answers[3]
+    assert len(set(answers)) == 3
+
+
+def test_it_corrects_every_product_and_is_the_same_for_the_same_seed() -> None:
+    with LLM(LLAMA, load_format="none", **SETTINGS) as llm:
+        model = llm.engine.model.config
+    one, again, other = (dummy_adapter(model, 4, "bfloat16", seed) for seed in (1, 1, 2))
+    assert set(one.corrections) == {(site.name, each) for site in sites_of(model) for each in range(len(site.segments))}
+    for key, found in one.corrections.items():
+        assert torch.equal(found.down, again.corrections[key].down)
+        assert not torch.equal(found.up, other.corrections[key].up)
+    assert one.digest == again.digest != other.digest
+    held = {found.down.untyped_storage().data_ptr(): found.down.untyped_storage().nbytes() for found in
+            one.corrections.values()}  # fmt: skip
+    assert sum(held.values()) < num_parameters(model)
+
+
+def test_only_counted_they_have_names_alone() -> None:
+    with LLM(LLAMA, load_format="none", enable_lora=True, max_loras=2, max_lora_rank=8, **SETTINGS) as llm:
+        request = llm.engine.add_dummy_adapter("adapter-1", 1)
+        assert llm.engine.load_adapter(request).name == "adapter-1"
+
+
+def test_without_slots_there_are_none() -> None:
+    with LLM(LLAMA, load_format="dummy", **SETTINGS) as llm, pytest.raises(EngineError, match="serves none"):
+        llm.engine.add_dummy_adapter("adapter-1")

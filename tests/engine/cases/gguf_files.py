@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,17 +80,13 @@ class GgufCheckpoint(DenseCheckpoint):
         file = FILES[name]
         super().__init__(name, folder, {name: file.model})
         self.path = folder / f"{name}.gguf"
-        writer = gguf.GGUFWriter(str(self.path), file.architecture)
-        _add_metadata(writer, file, self.model.config)
-        _add_tensors(writer, file, self.model)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with written_file(self.path, file.architecture, metadata_of(self.model.config) | file.extra) as writer:
+            _add_tensors(writer, file, self.model)
 
 
-def _add_metadata(writer: gguf.GGUFWriter, file: AsGguf, config: Any) -> None:
-    numbers = {
+def metadata_of(config: Any) -> dict[str, Any]:
+    """What every file says below its architecture's name."""
+    return {
         "block_count": config.num_hidden_layers,
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
@@ -97,9 +95,20 @@ def _add_metadata(writer: gguf.GGUFWriter, file: AsGguf, config: Any) -> None:
         "context_length": config.max_position_embeddings,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
     }
-    for key, value in (numbers | file.extra).items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        add(f"{file.architecture}.{key}", value)
+
+
+@contextmanager
+def written_file(path: Path, architecture: str, metadata: Mapping[str, Any]) -> Iterator[gguf.GGUFWriter]:
+    """Write what is added in the block, behind ``metadata`` below the architecture's name."""
+    writer = gguf.GGUFWriter(str(path), architecture)
+    adds = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}
+    for key, value in metadata.items():
+        adds[type(value)](f"{architecture}.{key}", value)
+    yield writer
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _add_tensors(writer: gguf.GGUFWriter, file: AsGguf, model: torch.nn.Module) -> None:

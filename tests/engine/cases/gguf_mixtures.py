@@ -17,6 +17,7 @@ import torch
 import transformers
 from dense_models import randomise
 from gguf import GGMLQuantizationType as Kind
+from gguf_files import metadata_of, random_blocks, written_file
 from quantised_checkpoints import QuantisedCheckpoint
 from quantised_mixtures import MIXTURES
 
@@ -26,7 +27,6 @@ _YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_po
     "truncate": False,
 }
 _LAYER_TYPES = ["sliding_attention", "full_attention"]
-_BLOCK_VALUES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,35 +127,22 @@ def make_file(name: str, folder: Path, *, without: str = "", **extra: Any) -> Qu
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     randomise(model)
     path = folder / f"{name}.gguf"
-    writer = gguf.GGUFWriter(str(path), file.architecture)
-    for key, value in (_metadata(file, config) | extra).items():
-        if not without or not key.endswith(without):
-            adds = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}
-            adds[type(value)](f"{file.architecture}.{key}", value)
-    for stored, view in _views(model, file.architecture):
-        if not without or not stored.endswith(without):
-            _add_tensor(writer, stored, view, file.kinds)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    said = {key: value for key, value in (_metadata(file, config) | extra).items() if _is_kept(key, without)}
+    with written_file(path, file.architecture, said) as writer:
+        for stored, view in _views(model, file.architecture):
+            if _is_kept(stored, without):
+                _add_tensor(writer, stored, view, file.kinds)
     return QuantisedCheckpoint(path, model)
+
+
+def _is_kept(name: str, without: str) -> bool:
+    return not without or not name.endswith(without)
 
 
 def _metadata(file: AsGguf, config: Any) -> dict[str, Any]:
     count = getattr(config, "num_local_experts", None) or config.num_experts
-    values = {
-        "block_count": config.num_hidden_layers,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "context_length": config.max_position_embeddings,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        "expert_count": count,
-        "expert_used_count": config.num_experts_per_tok,
-    }
+    values = metadata_of(config) | {"rope.freq_base": float(config.rope_parameters["rope_theta"])}
+    values |= {"expert_count": count, "expert_used_count": config.num_experts_per_tok}
     own = getattr(config, "moe_intermediate_size", None) if file.architecture != "gpt-oss" else config.intermediate_size
     return values | ({"expert_feed_forward_length": own} if own else {}) | file.extra
 
@@ -197,25 +184,15 @@ def _add_tensor(writer: gguf.GGUFWriter, stored: str, view: torch.Tensor, kinds:
     kind = next((kind for pattern, kind in kinds.items() if re.search(pattern, stored)), Kind.F32)
     shape = view.shape if view.ndim < 4 else (view.shape[:3].numel(), view.shape[3])
     values = np.ascontiguousarray(view.reshape(shape).numpy())
-    packed = _random_blocks(values.shape, kind) if kind in _K_BLOCKS else gguf.quantize(values, kind)
+    packed = gguf.quantize(values, kind) if kind not in _NOT_PACKED else _in_blocks(values, kind)
     writer.add_tensor(stored, packed, raw_dtype=kind)
     view.copy_(torch.from_numpy(np.array(gguf.dequantize(packed, kind))).reshape(view.shape))
 
 
-_K_BLOCKS: dict[Kind, tuple[int, dict[int, float]]] = {
-    Kind.Q4_K: (144, {0: 6e-4, 2: 5e-3}),
-    Kind.Q6_K: (210, {208: 1e-4}),
-}
-"""Bytes of a block, and where it has numbers in half precision, and how large these are."""
+_NOT_PACKED = (Kind.Q4_K, Kind.Q6_K)
+"""Formats that the package reads alone: their codes are drawn."""
 
 
-def _random_blocks(shape: tuple[int, ...], kind: Kind) -> np.ndarray:
-    """The package packs no K formats: any codes, and scales that are numbers."""
-    num_bytes, halves = _K_BLOCKS[kind]
-    rng = np.random.default_rng(int(kind))
-    count = int(np.prod(shape)) // _BLOCK_VALUES
-    blocks = rng.integers(0, 256, (count, num_bytes), dtype=np.uint8)
-    for first, size in halves.items():
-        numbers = (size * rng.uniform(0.5, 1.0, count)).astype(np.float16)
-        blocks[:, first : first + 2] = numbers.view(np.uint8).reshape(-1, 2)
-    return blocks.reshape(*shape[:-1], -1)
+def _in_blocks(values: np.ndarray, kind: Kind) -> np.ndarray:
+    blocks = random_blocks(kind, int(np.prod(values.shape[:-1])), values.shape[-1])
+    return blocks.reshape(*values.shape[:-1], -1)

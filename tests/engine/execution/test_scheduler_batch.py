@@ -1,4 +1,4 @@
-"""The batch's tensors, built from what changed, are those that a builder without memory would make."""
+"""A batch's tensors and outputs that are made when they are looked at: those of builders without memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from engine_answers import small_llm
 from scheduler_harness import SchedulerHarness
+from small_models import Checkpoint
 
+from kvplan_engine import SamplingParams
 from kvplan_engine.attention.layer_cache import TablePlace
 from kvplan_engine.blocks.layout import KvLayout, plan_layout, uniform_layout
 from kvplan_engine.description.kept_units import KeptUnit
@@ -17,6 +20,7 @@ from kvplan_engine.execution.inputs.batch import BatchBuilder
 from kvplan_engine.memory.step_buffers import index_buffers
 from kvplan_engine.memory.workspace import Workspace
 from kvplan_engine.models.step_batch import StepBatch
+from kvplan_engine.requests.outputs import PlainOutputs
 from kvplan_engine.requests.step_plan import StepPlan
 
 BLOCK_SIZE, MAX_LEN, NUM_SEQS, NUM_TOKENS = 3, 30, 5, 12
@@ -155,3 +159,33 @@ def _num_blocks(layout: KvLayout) -> int:
         return 10 * layout.token_blocks
     states = sum(group.width for group in layout.groups if group.is_state)
     return 14 * layout.token_blocks + 3 * states
+
+
+def test_outputs_of_plain_steps_and_of_ending_ones(checkpoints: dict[str, Checkpoint]) -> None:
+    engine = small_llm(checkpoints["gpt2"].path, max_model_len=64).engine
+    lengths = {"a": 5, "b": 9, "c": 9}
+    requests = {
+        name: engine.add_request(
+            name, [ord(name)] * 3, SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
+        )
+        for name, length in lengths.items()
+    }
+    seen: dict[str, list[int]] = {name: [] for name in lengths}
+    kept, num_plain = [], 0
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        num_plain += isinstance(outputs, PlainOutputs)
+        kept.append((outputs, [(output.request_id, output.new_token_ids) for output in outputs]))
+        for output in outputs:
+            assert output.index == 0
+            seen[output.request_id] += output.new_token_ids
+            is_last = len(seen[output.request_id]) == lengths[output.request_id]
+            assert output.finished == is_last
+            assert output.finish_reason == ("length" if is_last else None)
+    assert seen == {name: request.sequences[0].output_token_ids for name, request in requests.items()}
+    assert num_plain >= 3
+    for outputs, then in kept:  # still the same when the engine has gone on
+        assert [(output.request_id, output.new_token_ids) for output in outputs] == then
+        assert len(outputs) == len(then)
+        assert [outputs[row].new_token_ids for row in range(len(outputs))] == [tokens for _, tokens in then]
+        assert [output.new_token_ids for output in outputs[-1:]] == [then[-1][1]]

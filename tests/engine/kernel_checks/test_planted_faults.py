@@ -23,7 +23,7 @@ from kvplan_engine.models.device_kernels import DeviceKernels, checked_kernels, 
 OF_A_LLAMA = [
     fault
     for fault in FAULTS
-    if fault.config is None
+    if fault.model == "llama"
     and fault.cache == "auto"
     and not (fault.formats or fault.has_adapters or fault.num_ranks > 1)
 ]

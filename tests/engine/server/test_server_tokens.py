@@ -1,11 +1,14 @@
-"""Streams and options give the tokens and the text of the engine without a server; salts keep prefixes apart."""
+"""Streams, options, log-probabilities of prompts and drafts: tokens and text are those without a server."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from guessing import NGRAM
 from server_process import ServerProcess, plain
 from streams import NUM_STREAMS, PROMPTS, all_streamed
 
@@ -133,3 +136,166 @@ def test_a_salt_that_is_no_text_or_empty_is_a_400(server: ServerProcess, salt: A
     answer = server.post("/v1/completions", {"prompt": "the", "cache_salt": salt})
     assert answer.status == 400
     assert "cache_salt" in answer.error["message"]
+
+
+PROMPT = [9, 300, 4, 4, 77, 120, 8]
+
+
+def expected(llm: LLM, prompt: list[int], number: int) -> list[dict[int, float] | None]:
+    """What the engine says without a server."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=number)
+    (output,) = llm.generate({"prompt_token_ids": prompt}, params)
+    assert output.prompt_logprobs is not None
+    return output.prompt_logprobs
+
+
+def decoded(server: ServerProcess, token: int) -> str:
+    text: str = server.post("/detokenize", {"tokens": [token]}).json["prompt"]
+    return text
+
+
+def test_echo_puts_the_prompts_before_the_answers(server: ServerProcess, llm: LLM) -> None:
+    fields: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True, "logprobs": 2}
+    whole = server.complete(PROMPT, echo=True, **fields)["choices"][0]
+    logprobs, answer = whole["logprobs"], server.complete(PROMPT, **fields)["choices"][0]["logprobs"]
+    number = len(PROMPT)
+    assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+    assert logprobs["tokens"] == [decoded(server, token) for token in PROMPT] + answer["tokens"]
+    assert logprobs["token_logprobs"][number:] == pytest.approx(answer["token_logprobs"], abs=1e-4)
+    lengths = [len(token) for token in logprobs["tokens"]]
+    assert logprobs["text_offset"] == [sum(lengths[:index]) for index in range(number + 3)]
+    values = expected(llm, PROMPT, 2)
+    for index in range(1, number):
+        own = values[index]
+        assert own is not None
+        assert logprobs["token_logprobs"][index] == pytest.approx(own[PROMPT[index]], abs=1e-4)
+        shown = {decoded(server, token): value for token, value in own.items()}
+        assert logprobs["top_logprobs"][index] == pytest.approx(shown, abs=1e-4)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_a_stream_echoes_with_its_first_chunk_what_a_whole_answer_has(server: ServerProcess, max_tokens: int) -> None:
+    body = {"prompt": PROMPT, "max_tokens": max_tokens, "logprobs": 2, "echo": True, "n": 2, "seed": 1}
+    whole = server.post("/v1/completions", body).json["choices"]
+    events = [event["choices"][0] for event in server.events("/v1/completions", body)[:-1]]
+    for choice in whole:
+        chunks = [event for event in events if event["index"] == choice["index"]]
+        assert "".join(chunk["text"] for chunk in chunks) == choice["text"]
+        assert len(chunks[0]["logprobs"]["tokens"]) == len(PROMPT) + (max_tokens > 0)
+        for key in ("tokens", "text_offset"):
+            assert [value for chunk in chunks for value in chunk["logprobs"][key]] == choice["logprobs"][key]
+        values = [value for chunk in chunks for value in chunk["logprobs"]["token_logprobs"]]
+        assert values[1:] == pytest.approx(choice["logprobs"]["token_logprobs"][1:], abs=1e-4)
+
+
+def test_a_prompt_is_scored_without_an_answer(server: ServerProcess, llm: LLM) -> None:
+    """As lm-eval asks: many prompts, echo, logprobs and no token to generate; a prompt of one token has no score."""
+    prompts = [PROMPT, [5], PROMPT[::-1]]
+    answer = server.complete(prompts, max_tokens=0, echo=True, logprobs=1)
+    assert answer["usage"]["prompt_tokens"] == 15
+    for prompt, choice in zip(prompts, answer["choices"], strict=True):
+        assert choice["text"] == server.post("/detokenize", {"tokens": prompt}).json["prompt"]
+        scores = choice["logprobs"]["token_logprobs"]
+        wanted = [own[token] for token, own in zip(prompt, expected(llm, prompt, 1), strict=True) if own is not None]
+        assert scores[0] is None
+        assert scores[1:] == pytest.approx(wanted, abs=1e-4)
+
+
+def check_prompt_logprobs(reported: list[Any], prompt: list[int], values: list[dict[int, float] | None]) -> None:
+    assert reported[0] is None
+    for token, entries, own in zip(prompt[1:], reported[1:], values[1:], strict=True):
+        assert own is not None
+        assert next(iter(entries)) == str(token), "the prompt's own token comes first"
+        assert {int(each): entry["logprob"] for each, entry in entries.items()} == pytest.approx(own, abs=1e-4)
+        best = sorted(own.values(), reverse=True)[:4]
+        for entry in entries.values():
+            assert isinstance(entry["decoded_token"], str)
+            if entry["rank"] <= 4:
+                assert entry["logprob"] == pytest.approx(best[entry["rank"] - 1], abs=1e-4)
+            else:
+                assert entry["logprob"] < best[-1]
+
+
+def test_completions_report_them_with_each_choice(server: ServerProcess, llm: LLM) -> None:
+    answer = server.complete([PROMPT, PROMPT[:4]], max_tokens=2, prompt_logprobs=4, n=2)
+    for number, choice in enumerate(answer["choices"]):
+        prompt = (PROMPT, PROMPT[:4])[number // 2]
+        assert choice["logprobs"] is None
+        check_prompt_logprobs(choice["prompt_logprobs"], prompt, expected(llm, prompt, 4))
+    assert server.complete(PROMPT, max_tokens=2)["choices"][0]["prompt_logprobs"] is None
+
+
+def test_chats_report_them_beside_their_choices(server: ServerProcess, llm: LLM) -> None:
+    body = {"messages": [{"role": "user", "content": "the cache"}], "max_tokens": 2, "return_token_ids": True}
+    answer = server.post("/v1/chat/completions", {**body, "prompt_logprobs": 4}).json
+    check_prompt_logprobs(
+        answer["prompt_logprobs"], answer["prompt_token_ids"], expected(llm, answer["prompt_token_ids"], 4)
+    )
+    assert server.post("/v1/chat/completions", body).json["prompt_logprobs"] is None
+
+
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"prompt_logprobs": 1, "stream": True}, "'prompt_logprobs' are not available with 'stream': true"),
+    ({"prompt_logprobs": 21}, "'prompt_logprobs' must lie in [0, 20]"),
+    ({"prompt_logprobs": -1}, "'prompt_logprobs' must lie in [0, 20]"),
+    ({"max_tokens": 0}, "must be at least 1"),
+])  # fmt: skip
+def test_what_has_no_place_is_refused(server: ServerProcess, fields: dict[str, Any], says: str) -> None:
+    answer = server.post("/v1/completions", {"prompt": PROMPT, **fields})
+    assert answer.status == 400
+    assert says in answer.error["message"]
+
+
+REPEATING = "the keys and values of the keys and values of the keys and values"
+
+
+@pytest.fixture(scope="module")
+def speculating(model_path: Path) -> Iterator[ServerProcess]:
+    settings = {"speculative_config": NGRAM, "dtype": "float32"}
+    with ServerProcess(str(model_path), served_model_names=["small"], settings=settings) as server:
+        yield server
+
+
+def counts(server: ServerProcess) -> dict[str, float]:
+    """Read /metrics: values by name and position."""
+    found = {}
+    for (name, labels), value in server.metrics().items():
+        if name.startswith("vllm:spec_decode_") and not name.endswith("_created"):
+            position = "".join(f" {value}" for _, value in labels)
+            found[name.removeprefix("vllm:spec_decode_").removesuffix("_total") + position] = value
+    return found
+
+
+def test_streams_have_the_tokens_that_come_without_speculation(speculating: ServerProcess, llm: LLM) -> None:
+    fields: list[dict[str, Any]] = [
+        {"temperature": 0.0 if number % 2 else 0.9, "seed": number, "max_tokens": 8 + number % 17}
+        for number in range(NUM_STREAMS)
+    ]
+    params = [SamplingParams(**own) for own in fields]
+    expected = [
+        (output.outputs[0].token_ids, plain(output.outputs[0].text)) for output in llm.generate(PROMPTS, params)
+    ]
+    assert asyncio.run(all_streamed(speculating, fields)) == expected
+    assert speculating.wait_until_idle()["num_used_blocks"] == 0
+
+
+def test_log_probabilities_belong_to_their_tokens(speculating: ServerProcess, llm: LLM) -> None:
+    fields: dict[str, Any] = {"temperature": 0.0, "max_tokens": 40, "logprobs": 2}
+    (expected,) = llm.generate([REPEATING], SamplingParams(**fields))
+    (choice,) = speculating.complete(REPEATING, return_token_ids=True, **fields)["choices"]
+    own = expected.outputs[0]
+    assert choice["token_ids"] == own.token_ids and choice["finish_reason"] == own.finish_reason
+    want = [alternatives[token] for token, alternatives in zip(own.token_ids, own.logprobs or [], strict=True)]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(want, abs=1e-4)
+
+
+def test_metrics_count_drafts_as_vllm_does(speculating: ServerProcess, server: ServerProcess) -> None:
+    before = counts(speculating)
+    speculating.complete(REPEATING, temperature=0.0, max_tokens=40, ignore_eos=True)
+    after = counts(speculating)
+    grown = {name: after[name] - before[name] for name in after}
+    positions = [grown[f"num_accepted_tokens_per_pos {position}"] for position in range(4)]
+    assert 0 < grown["num_drafts"] <= grown["num_draft_tokens"] <= 4 * grown["num_drafts"]
+    assert sum(positions) == grown["num_accepted_tokens"] <= grown["num_draft_tokens"]
+    assert positions == sorted(positions, reverse=True)
+    assert counts(server) == {}, "vLLM shows none without speculation"

@@ -1,11 +1,14 @@
-"""What vLLM keeps beside the weights as published: float32, copies that attention reads, lists for a step."""
+"""What vLLM keeps beside the weights as published, what a rank has of stored ones, and what compiling takes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import pytest
+from checkpoints import LLAMA, llama_tensors, write_checkpoint
+from small_gguf import write as write_gguf
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import find_profile, resolve_model
@@ -14,7 +17,8 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.prediction import as_loaded, predict_vllm
+from kvplan.estimate.vllm.prediction import VllmPrediction, as_loaded, predict_vllm
+from kvplan.estimate.vllm.ranges import kv_range, warm_gain_bytes
 from kvplan.estimate.vllm.weights import (
     buffer_bytes_per_token,
     per_layer_input_bytes,
@@ -185,3 +189,109 @@ def test_segments_that_weights_leave_partly_free_count_from_0_27_on() -> None:
     assert before.segment_bytes == 0
     assert since.non_torch_bytes == before.non_torch_bytes + since.segment_bytes
     assert since.weight_bytes == before.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "rotary", "shrinks"),
+    [("qwen3-vl-32b", 128, True), ("qwen3.5-27b", 64, True), ("qwen2-vl-2b", 128, False)],
+)
+def test_qwen3s_are_made_once_from_0_32_on(model: str, rotary: int, shrinks: bool) -> None:
+    """mrope_positions_factor in vllm/model_executor/models/qwen3_vl.py; all others are for four times the positions."""
+    spec = resolve_model(model)
+    asked = ServingSettings(max_model_len=8192)
+    older, newer = (predict_vllm(spec, find_gpu("h200"), asked, each).rank.weight_bytes for each in ("0.31", "0.32"))
+    assert spec.max_position_embeddings is not None
+    assert older - newer == shrinks * 3 * spec.max_position_embeddings * rotary * 2
+
+
+CONFIG = LLAMA | {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1024}
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def test_a_gguf_file_counts_as_stored_also_outside_its_layers(tmp_path: Path) -> None:
+    """The embedding and the head are 8-bit there, and stay so under vLLM."""
+    spec = resolve_model(str(write_gguf(tmp_path / "small.gguf")))
+    assert spec.checkpoint is not None
+    stored = sum(each.num_bytes for each in spec.checkpoint.language_model)
+    table = 256 * (64 // 4) * 2  # cos and sin of 256 positions
+    assert weights(spec) == pytest.approx(stored + table, rel=0.01)
+
+
+def weights(spec: object, tp: int = 1) -> int:
+    settings = ServingSettings(tensor_parallel_size=tp)
+    return predict_vllm(spec, find_gpu("h100-sxm"), settings).rank.weight_bytes  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_checkpoint_as_its_config_says_changes_nothing(tmp_path: Path, tp: int) -> None:
+    spec = resolve_model(str(write_checkpoint(tmp_path, CONFIG, llama_tensors(CONFIG))))
+    assert weights(spec, tp) == weights(replace(spec, checkpoint=None), tp)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_layers_that_were_left_unquantized_count_as_stored(tmp_path: Path, tp: int) -> None:
+    """The config says fp8 everywhere, the second layer is stored in bfloat16."""
+    tensors = llama_tensors(CONFIG)
+    for name, (_, shape) in tuple(tensors.items()):
+        if "layers.0" in name and "_proj" in name:
+            tensors |= {name: ("F8_E4M3", shape)}
+    folder = write_checkpoint(tmp_path, CONFIG | {"quantization_config": FP8}, tensors)
+    spec = resolve_model(str(folder))
+    matrices = 2 * 512 * 512 + 2 * 256 * 512 + 3 * 96 * 512
+    more = weights(spec, tp) - weights(replace(spec, checkpoint=None), tp)
+    assert more == pytest.approx(matrices / tp, rel=0.01)
+
+
+QWEN3_8B_MATRIX = 151_936 * 4096 * 2
+STEP = 2048 * 4096 * 2
+
+
+def predict(model: str = "qwen3-8b", gpu: str = "l4", version: str = "0.27.1", **settings: object) -> VllmPrediction:
+    asked = ServingSettings(max_model_len=8192, **settings)  # type: ignore[arg-type]
+    return predict_vllm(resolve_model(model), find_gpu(gpu), asked, version)
+
+
+def test_a_first_start_takes_the_embedding_once_more_a_steps_output_and_the_l2_cache() -> None:
+    peak = predict().rank.activation
+    assert (peak.decided_by, peak.peak_bytes) == ("compilation", QWEN3_8B_MATRIX + STEP + 48 * MIB)
+
+
+def test_a_start_of_two_gpus_that_others_measured_both_ways() -> None:
+    """Issue 54383 of vllm-project/vllm: 245 blocks, 0.47 GiB of each RTX 4090, less at the first start of a shape."""
+    found = predict(
+        "qwen3-32b", "rtx-4090", "0.28.0", quantization="awq", tensor_parallel_size=2, gpu_memory_utilization=0.85,
+        max_num_batched_tokens=3584, max_num_seqs=40,
+    )  # fmt: skip
+    assert warm_gain_bytes(found) / GIB == pytest.approx(0.47, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("qwen3-8b", {"enforce_eager": True}),
+        ("qwen3-8b", {"warm_start": True}),
+        ("qwen3-8b", {"version": "0.11.0"}),  # PyTorch 2.8
+        ("gemma-3-4b", {}),  # tokens are looked up before the compiled decoder, as images may stand among them
+    ],
+)
+def test_nothing_is_compiled_where_there_is_no_lookup_to_time(model: str, settings: dict[str, object]) -> None:
+    assert predict(model, **settings).rank.activation.compiling_bytes == 0  # type: ignore[arg-type]
+
+
+def test_a_model_with_vision_compiles_its_lookup_as_a_language_model_alone() -> None:
+    assert predict("gemma-3-4b", language_model_only=True).rank.activation.compiling_bytes > GIB
+
+
+def test_only_the_first_stage_has_the_embedding() -> None:
+    two = predict(pipeline_parallel_size=2, gpu="l40s").rank.activation
+    assert two.compiling_bytes in (0, QWEN3_8B_MATRIX + STEP + 96 * MIB)
+    assert predict(tensor_parallel_size=2).rank.activation.compiling_bytes == QWEN3_8B_MATRIX // 2 + STEP + 48 * MIB
+
+
+def test_a_later_start_has_as_much_more_and_the_interval_reaches_it() -> None:
+    first, later = predict(), predict(warm_start=True)
+    gain = later.rank.available_kv_bytes - first.rank.available_kv_bytes
+    assert gain == warm_gain_bytes(first) > GIB * 0.9
+    assert warm_gain_bytes(later) == 0
+    spec, gpu = resolve_model("qwen3-8b"), find_gpu("l4")
+    assert kv_range(spec, gpu, first).pool_bytes[1] > later.rank.available_kv_bytes

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import startup_ranges as tool
+import startup_rows as rows
 from kvplan.catalog.checkpoint.stored import StoredCheckpoint
 from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.engines import EngineChoice
@@ -31,20 +30,6 @@ from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def load_tool() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "tools"))
-    spec = importlib.util.spec_from_file_location("startup_ranges", ROOT / "tools" / "startup_ranges.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
-rows = sys.modules["startup_rows"]
 
 
 @pytest.fixture(scope="module")

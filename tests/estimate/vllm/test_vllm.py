@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import replace
+
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
@@ -9,6 +13,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.errors import UsageError
 from kvplan.estimate.vllm.budget import capture_sizes
+from kvplan.estimate.vllm.memo import Memo
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
@@ -210,3 +215,33 @@ def test_experts_take_so_many_tokens_at_once_as_their_release_does() -> None:
     more = rank["0.32.0"].activation.decoder_bytes - rank["0.15.0"].activation.decoder_bytes
     outputs = 65536 * 7168 * 2
     assert more == (65536 - 16384) * 8 * (7168 + 7168) * 2 - outputs
+
+
+MODELS = ("llama-3.1-8b", "mistral-7b-v0.3", "llama-2-7b", "deepseek-v3")
+
+
+def predicted(name: str, memo: Memo) -> VllmPrediction:
+    """With a ModelSpec of its own, which dies unless the memo keeps it."""
+    spec = replace(resolve_model(name))
+    settings = ServingSettings(max_model_len=4096, tensor_parallel_size=8, num_speculative_tokens=1)
+    return predict_vllm(spec, find_gpu("h200"), settings, "0.33", memo=memo)
+
+
+def test_a_shared_memo_answers_as_a_fresh_one() -> None:
+    shared: Memo = {}
+    for name in MODELS * 4:
+        assert predicted(name, shared) == predicted(name, {})
+
+
+def test_a_model_lives_as_long_as_what_is_kept_of_it() -> None:
+    """Facts are found by the model's address, which would be another model's once it is gone."""
+    memo: Memo = {}
+    spec = replace(resolve_model("llama-3.1-8b"))
+    predict_vllm(spec, find_gpu("h200"), ServingSettings(max_model_len=4096), "0.33", memo=memo)
+    alive, address = weakref.ref(spec), id(spec)
+    del spec
+    gc.collect()
+    found = alive()
+    assert found is not None
+    assert id(found) == address
+    assert memo[address].spec is found

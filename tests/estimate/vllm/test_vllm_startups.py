@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from contextlib import suppress
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import score_vllm_startups as tool
+import startup_kinds
+import startup_rows as rows
 from kvplan.catalog.releases.vllm import is_modified_build
 from kvplan.catalog.vllm_models import service_note
 from kvplan.errors import KvplanError
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.units import GIB
-
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "score_vllm_startups.py"
-
-
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("score_vllm_startups", TOOL)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tool = load_tool()
-rows = sys.modules["startup_rows"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +28,7 @@ def summary(scores, name):  # type: ignore[no-untyped-def]
 
 def test_the_page_says_what_the_scores_say(scores) -> None:  # type: ignore[no-untyped-def]
     """The first table of docs/accuracy.md, and how many start-ups its picture shows."""
-    page = (TOOL.parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    page = (tool.DATA.parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     for said, name in (("a campaign that states every setting", "A, campaign"), ("other sources", "A, other sources")):
         of_campaign = name == "A, campaign"
         of_set = [s for s in scores if s.grade == "A" and s.campaign == of_campaign and not s.newest]
@@ -172,7 +156,7 @@ def test_every_row_has_a_kind_in_each_group(scores, capsys) -> None:  # type: ig
     placed = next(score.placed for score in scores if score.placed)
     assert all(f"\n{aspect} " in printed for aspect in placed.aspects)
     assert {"campaign", "newest", "others"} == {
-        sys.modules["startup_kinds"].row_set(score.placed.row) for score in scores if score.placed
+        startup_kinds.row_set(score.placed.row) for score in scores if score.placed
     }
 
 

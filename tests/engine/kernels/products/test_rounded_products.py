@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_builds import BUILDS
 from mixture_cases import HIDDEN, MIXTURES, random_rows, random_weights
 from quantised_cases import E2M1, KINDS, Kind, random_weight
 from torch.nn import functional
 
 from kvplan_engine.kernels import torch_mixture
-from kvplan_engine.kernels.cpu.library import CpuKernels, load_kernels
+from kvplan_engine.kernels.cpu.library import CpuKernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture
 from kvplan_engine.kernels.cpu.quantised import PackedQuantised
 from kvplan_engine.kernels.mixture_weights import ExpertMatrices, QuantisedExperts
@@ -20,11 +19,6 @@ from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book,
 
 EVEN_KINDS = [kind for kind in KINDS if random_weight(kind, 1, 1).zero is not None]
 ROWS = (1, 2, 3, 6, 7, 13, 40, 200)
-
-
-@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
-def kernels(request: pytest.FixtureRequest) -> CpuKernels:
-    return load_kernels(request.param)
 
 
 def rounding_weight(kind: Kind, outputs: int, num_groups: int) -> QuantisedWeight:

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from kernel_builds import BUILDS
 from state_cases import StateCase, assert_only_rows_changed, random_rows, rows_of_sequences, state_case
 from torch.nn import functional
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from kvplan_engine.kernels.cpu.library import load_kernels
 from kvplan_engine.kernels.cpu.states import CpuStates
 from kvplan_engine.kernels.states.operations import DeltaRule, DeltaTokens, TorchStates
 from kvplan_engine.kernels.states.rows import StateStep
@@ -37,11 +35,6 @@ SIZES = {
     "kimi-odd": Sizes(3, 3, 20, 20, "elements"),
     "lightning": Sizes(2, 2, 24, 24, "fixed", has_strength=False),
 }
-
-
-@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
-def kernels(request: pytest.FixtureRequest) -> CpuStates:
-    return CpuStates(load_kernels(request.param))
 
 
 def rule_of(sizes: Sizes) -> DeltaRule:

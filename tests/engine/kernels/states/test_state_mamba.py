@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_builds import BUILDS
 from state_cases import LENGTHS, StateCase, assert_only_rows_changed, random_rows, rows_of_sequences, state_case
 
 from kvplan_engine.kernels.build import NATIVE
@@ -17,11 +16,6 @@ from kvplan_engine.kernels.states.rows import StateStep
 
 ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2**-7}
 MINE = rows_of_sequences()
-
-
-@pytest.fixture(scope="module", params=BUILDS, ids=lambda variant: variant.name)
-def kernels(request: pytest.FixtureRequest) -> CpuStates:
-    return CpuStates(load_kernels(request.param))
 
 
 def weights_of(*sizes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

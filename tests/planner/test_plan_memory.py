@@ -1,8 +1,9 @@
-"""``kvplan plan --cpu-offload-gb``: weights in the host's memory, which each step reads over the bus."""
+"""What a plan has in memory besides: weights in the host's, read over the bus by each step, and slots of adapters."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.errors import KvplanError
+from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.queueing.steps import OffloadedSteps
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.work import model_work
+from kvplan.settings import ServingSettings
 
 GIB = 1024**3
 
@@ -76,3 +79,31 @@ def test_a_bus_that_nobody_knows_is_refused() -> None:
     assert host_bytes_per_second(find_gpu("h100")) == REACHED_SHARE * 64e9
     with pytest.raises(KvplanError, match="not known how fast"):
         host_bytes_per_second(find_gpu("cpu"))
+
+
+def run(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(shlex.split(words))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_slots_of_adapters_are_weights_of_every_gpu_and_options_of_the_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu h100 --tp 1,2 --json"
+    plain = json.loads(run(words, capsys)[1])
+    document = json.loads(run(f"{words} --max-loras 8 --max-lora-rank 32", capsys)[1])
+    spec = resolve_model("llama-3.1-8b")
+    for tp, before, with_adapters in zip((1, 2), plain["deployments"], document["deployments"], strict=True):
+        settings = ServingSettings(max_loras=8, max_lora_rank=32, tensor_parallel_size=tp)
+        slots = vllm_slot_bytes(spec, range(spec.num_layers), settings, "bfloat16")
+        assert with_adapters["tensor_parallel_size"] == tp
+        assert with_adapters["memory"]["weight_bytes"] == before["memory"]["weight_bytes"] + slots
+        assert with_adapters["memory"]["kv_pool_bytes"] < before["memory"]["kv_pool_bytes"]
+        assert with_adapters["commands"]["vllm"].endswith("--enable-lora --max-loras 8 --max-lora-rank 32")
+        assert set(with_adapters["commands"]) <= {"vllm", "kvplan"}
+    assert document["deployments"][0]["commands"]["kvplan"].endswith("--max-loras 8 --max-lora-rank 32")
+    assert any(
+        sentence.startswith("Adapters: 8 slots of rank up to 32 are part") for sentence in document["assumptions"]
+    )
+    assert "adapters" not in " ".join(plain["assumptions"]).lower()
