@@ -16,11 +16,10 @@ from metric_pages import (
     vllm_page,
 )
 
-from kvplan.metrics.llamacpp import with_slots
 from kvplan.metrics.page import read_page
 from kvplan.metrics.prometheus import parse_samples
 from kvplan.metrics.reading import ServerReading
-from kvplan.metrics.trtllm import read_iterations
+from kvplan.metrics.others import read_iterations, with_slots
 
 RECORDED = Path(__file__).parent / "recorded"
 

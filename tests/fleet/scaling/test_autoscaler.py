@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.fleet.scaling.autoscaler import Autoscaler
+from kvplan.fleet.scaling.play import Autoscaler
 from kvplan.fleet.scaling.policy import MetricName, ReplicaPolicy, Trigger
 
 
