@@ -45,7 +45,7 @@ from kvplan.catalog.devices.measured import MeasuredProfiles, read_measured  # n
 from kvplan.catalog.engines import EngineChoice  # noqa: E402
 from kvplan.catalog.models import resolve_model  # noqa: E402
 from kvplan.catalog.spec import ModelSpec  # noqa: E402
-from kvplan.engines.dummies import write_dummy_model  # noqa: E402
+from kvplan.engines.host import write_dummy_model  # noqa: E402
 from kvplan.estimate.answer import EstimateRequest, make_estimate  # noqa: E402
 from kvplan.estimate.speed.device_speed import DeploymentSpeed  # noqa: E402
 from kvplan.estimate.speed.latency import SpeedModel  # noqa: E402
@@ -58,8 +58,11 @@ from kvplan.load.traffic.prompts import WORDS  # noqa: E402
 from kvplan.planner.choices.expected import Expected  # noqa: E402
 from kvplan.planner.choices.load import LoadedReplica, serve_rate, serve_thinking, serve_users  # noqa: E402
 from kvplan.planner.choices.verdict import Verdict  # noqa: E402
-from kvplan.planner.question.goal import DEFAULT_CONFIDENCE, Goal  # noqa: E402
-from kvplan.planner.question.slo import parse_slo  # noqa: E402
+from kvplan.planner.question.slo import (  # noqa: E402
+    DEFAULT_CONFIDENCE,
+    Goal,
+    parse_slo,
+)
 from kvplan.settings import ServingSettings  # noqa: E402
 
 MODEL: Final = "smollm2-135m"

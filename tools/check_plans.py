@@ -32,9 +32,8 @@ from kvplan.estimate.speed.queues import Queues
 from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.choices.candidate import Candidate, with_seats
 from kvplan.planner.choices.deployment import DeploymentChoice, PlannedDeployment
-from kvplan.planner.choices.evaluation import evaluate
+from kvplan.planner.choices.evaluation import PlayedReplica, evaluate
 from kvplan.planner.choices.expected import Expected
-from kvplan.planner.choices.played import PlayedReplica
 from kvplan.planner.choices.sizing import for_all
 from kvplan.planner.choices.verdict import Verdict
 from kvplan.planner.question.asking import plan_request

@@ -8,9 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from kvplan.catalog.adapter_folder import ADAPTER_FILE, adapter_error
 from kvplan.catalog.checkpoint.safetensors import read_files
 from kvplan.catalog.ollama import checkpoint_of_ollama, hyphenated
 from kvplan.catalog.quantization import beside
@@ -18,9 +17,13 @@ from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.spec_of_checkpoint import stored_dtype, with_checkpoint
 from kvplan.catalog.variants import find_variant
+from kvplan.catalog.vllm_refusals import LORA_RANKS
 from kvplan.errors import KvplanError, UsageError
-from kvplan.files import LARGEST_CONFIG_BYTES, read_text
+from kvplan.files import LARGEST_CONFIG_BYTES, parse_json, read_text
 from kvplan.paths import profiles_dir
+
+ADAPTER_FILE: Final = "adapter_config.json"
+"""What PEFT's ``save_pretrained`` writes beside the adapter's weights."""
 
 
 def resolve_model(text: str, *, assumptions: Mapping[str, str] | None = None) -> ModelSpec:
@@ -296,3 +299,22 @@ def _asked_id(asked: str, profile: Mapping[str, Any]) -> str:
 
 def _short(hub_id: str) -> str:
     return hub_id.casefold().rsplit("/", 1)[-1].removeprefix("meta-").removesuffix("-hf")
+
+
+def adapter_error(folder: Path) -> UsageError:
+    """The base model with room for the adapter is what can be sized. UsageError for a file that cannot be read too."""
+    text = read_text(folder / ADAPTER_FILE, LARGEST_CONFIG_BYTES, hint="pass the base model of the adapter")
+    try:
+        found = parse_json(text)
+    except ValueError:
+        found = None
+    config: dict[str, Any] = found if isinstance(found, dict) else {}
+    base, rank = config.get("base_model_name_or_path"), config.get("r")
+    if not isinstance(base, str) or not base or type(rank) is not int or rank < 1:
+        hint = "pass its base model, with --max-lora-rank"
+        return UsageError(f"{folder} holds a LoRA adapter, not a model.", hint=hint)
+    slot = next((each for each in LORA_RANKS if each >= rank), rank)
+    return UsageError(
+        f"{folder} holds a LoRA adapter of rank {rank}, not a model.",
+        hint=f"size its base model with a slot for it: {base} --max-lora-rank {slot}",
+    )

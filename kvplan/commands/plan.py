@@ -16,11 +16,9 @@ from kvplan.catalog.models import pooling_note, provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.vllm_models import service_note
-from kvplan.commands.options.fleet_wishes import WishOptions
-from kvplan.commands.options.fleets import FleetOptions
+from kvplan.commands.options.fleets import FleetOptions, WishOptions
 from kvplan.commands.options.groups import takes_groups
-from kvplan.commands.options.patterns import PatternOptions
-from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, PlanLoadOptions
+from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, PatternOptions, PlanLoadOptions
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
     ENGINE_PANEL,
@@ -33,9 +31,8 @@ from kvplan.commands.options.shared import (
     calibration_name,
 )
 from kvplan.commands.options.trace import TraceOptions
-from kvplan.commands.printing.likened import print_unlike
 from kvplan.commands.printing.plan_page import plan_page, write_page
-from kvplan.commands.printing.plans import print_answer
+from kvplan.commands.printing.plans import print_answer, print_unlike
 from kvplan.commands.printing.render import chosen_format, print_notes
 from kvplan.foreign_text import unguarded
 from kvplan.planner.likeness import AskedPlan, likened

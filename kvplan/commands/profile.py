@@ -15,9 +15,7 @@ import typer
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.shared import Model
 from kvplan.commands.options.sweep.axes import FLAG_OPTIONS
-from kvplan.commands.options.sweep.model import MachineOptions
-from kvplan.commands.options.sweep.panels import OUTPUT_PANEL, SETTINGS_PANEL
-from kvplan.commands.options.sweep.workload import WorkloadOptions
+from kvplan.commands.options.sweep.model import OUTPUT_PANEL, SETTINGS_PANEL, MachineOptions, WorkloadOptions
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.foreign_text import printable, unguarded
 from kvplan.settings import KNOBS

@@ -14,12 +14,24 @@ import typer
 from kvplan.commands.options.extras import need_extra
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.sweep.axes import FLAG_OPTIONS, LIST_OPTIONS, AxisOptions
-from kvplan.commands.options.sweep.engine import EngineOptions, given_engine, settled, swept_engine
-from kvplan.commands.options.sweep.goals import GoalOptions, given_goals
-from kvplan.commands.options.sweep.model import MachineOptions, ModelArgument, ModelOptions, one_model
-from kvplan.commands.options.sweep.panels import OUTPUT_PANEL
-from kvplan.commands.options.sweep.spread import SpreadOptions, spread_over
-from kvplan.commands.options.sweep.workload import WorkloadOptions
+from kvplan.commands.options.sweep.engine import (
+    EngineOptions,
+    GoalOptions,
+    SpreadOptions,
+    given_engine,
+    given_goals,
+    settled,
+    spread_over,
+    swept_engine,
+)
+from kvplan.commands.options.sweep.model import (
+    OUTPUT_PANEL,
+    MachineOptions,
+    ModelArgument,
+    ModelOptions,
+    WorkloadOptions,
+    one_model,
+)
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.errors import UsageError
 from kvplan.sweeps.consent import note_started, refuse_links, refuse_unasked

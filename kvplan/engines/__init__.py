@@ -8,11 +8,10 @@ prediction for it. Everything else is the same for all of them.
     arguments  which of an engine's own options are settings of a sweep
     server     one server of an engine
     starter    servers started, or forked from the engine's imports
-    dummies    a model directory without weights
     rows       what a server said and a load measured, in the sweep's columns
     steps      each step of a server that tells them, in the sweep's columns
     guards     what holds while a server is loaded, and how a sweep shows its load
-    host       the trials of a sweep, served
+    host       the trials of a sweep, served; a model directory without weights
     swept      an adapter as a sweep plans with it
     vllm/      vLLM's adapter
     llamacpp/  that of llama.cpp's server

@@ -1,13 +1,18 @@
-"""Serves the trials of a sweep from an engine's server: started where a setting demands it, loaded, watched, ended."""
+"""Serves the trials of a sweep from an engine's server: started where a setting demands it, loaded, watched, ended.
+
+A model directory without weights, for engines that make up random ones: its config, and a tokenizer of its size.
+
+Prompts are token ids and what is generated is only counted, so the tokenizer's words mean nothing.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.engines.dummies import write_dummy_model
 from kvplan.engines.guards import ended_after, progress_to, signals_kept
 from kvplan.engines.interface import Ending, EngineAdapter, Failure, LowersSettings, StartOrder, TellsSteps
 from kvplan.engines.rows import failed_row, served_row, told_row
@@ -24,6 +29,8 @@ from kvplan.machine.cpu_meter import CpuMeter
 from kvplan.machine.memory_killer import KillCounter
 from kvplan.metrics.http import ServerAddress
 from kvplan.runs.columns import Row
+from kvplan.runs.directory import MODEL
+from kvplan.runs.storage.files import write_whole
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.under_load import PreparedTrial
 from kvplan.sweeps.hosts import OnEvent
@@ -221,3 +228,33 @@ class EngineServerHost:
 def lowered_settings(adapter: EngineAdapter) -> frozenset[str]:
     """The settings that a running server of this adapter can lower."""
     return adapter.lowered if isinstance(adapter, LowersSettings) else frozenset()
+
+
+def write_dummy_model(spec: ModelSpec, directory: Path) -> Path:
+    """Write it into a run directory, and say where."""
+    folder = (directory / MODEL).resolve()
+    folder.mkdir(exist_ok=True)
+    write_whole(folder / "config.json", json.dumps(dict(spec.raw_config), indent=2) + "\n")
+    write_whole(folder / "tokenizer.json", json.dumps(_word_tokenizer(spec.vocab_size)) + "\n")
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "t0", "eos_token": "t0"}
+    write_whole(folder / "tokenizer_config.json", json.dumps(kind) + "\n")
+    return folder
+
+
+def _word_tokenizer(vocab_size: int) -> dict[str, object]:
+    """A word for each token: ``t0 t1 t2``."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {f"t{number}": number for number in range(vocab_size)},
+            "unk_token": "t0",
+        },
+    }

@@ -9,14 +9,17 @@ from typing import Final
 
 from kvplan.engines.interface import EngineAdapter, StartedEngine, StartOrder
 from kvplan.engines.serving.keeper import descendants
-from kvplan.engines.serving.ports import HOST, free_port, wait_until_free
+from kvplan.engines.serving.ports import HOST, free_port, listens, wait_until_free
 from kvplan.engines.serving.process import Keep, ServerProcess, StartedKeeper
-from kvplan.engines.serving.waiting import Readiness, answers, wait_until_ready
 from kvplan.errors import KvplanError
 from kvplan.machine.cpu_meter import cpu_seconds_of
+from kvplan.metrics.http import PersistentConnection, ServerAddress
 from kvplan.metrics.reading import ServerReading
 from kvplan.metrics.source import MetricsSource
 
+_POLL_SECONDS: Final = 0.1
+_ANSWER_SECONDS: Final = 5.0
+_OK: Final = 200
 _PORT_SECONDS: Final = 20.0
 _DYING_SECONDS: Final = 10.0
 
@@ -92,3 +95,39 @@ class EngineServer:
                 return source.read()
         except KvplanError:
             return None
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """seconds: from the call to the first good answer, None where there was none. is_late: it still ran, unready."""
+
+    seconds: float | None
+    is_late: bool = False
+
+
+def wait_until_ready(process: ServerProcess, port: int, health_path: str, limit_seconds: float) -> Readiness:
+    """Until the server answers, ends, or takes longer than the limit.
+
+    KvplanError if somebody else answers on its port: a foreign server must not be measured in its place.
+    """
+    started = time.monotonic()
+    while time.monotonic() - started < limit_seconds:
+        if not process.is_running:
+            return Readiness(None)
+        if answers(port, health_path):
+            if listens(port, [process.keeper_pid, *descendants(process.keeper_pid)]) is False and process.is_running:
+                raise KvplanError(f"Another server listens on port {port}.", hint="run the sweep again")
+            return Readiness(time.monotonic() - started)
+        time.sleep(_POLL_SECONDS)
+    return Readiness(None, is_late=True)
+
+
+def answers(port: int, path: str) -> bool:
+    """Whether a good answer comes from there now."""
+    try:
+        with PersistentConnection(
+            ServerAddress.parse(f"{HOST}:{port}"), None, timeout_seconds=_ANSWER_SECONDS
+        ) as connection:
+            return connection.get(path).status == _OK
+    except KvplanError:
+        return False

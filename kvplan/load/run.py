@@ -7,11 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.load.observed.figures import MeasuredRun, client_figures, health_figures, server_figures
+from kvplan.load.observed.figures import (
+    MeasuredRun,
+    client_figures,
+    health_figures,
+    request_lines,
+    series_of,
+    server_figures,
+)
 from kvplan.load.observed.health import ClientHealth, client_health
 from kvplan.load.observed.monitor import ServerMonitor, ServerView
-from kvplan.load.observed.requests import request_lines
-from kvplan.load.observed.series import series_of
 from kvplan.load.observed.verdict import LoadVerdict, verdict
 from kvplan.load.processes.team import send_together
 from kvplan.load.sending import Sender, Sending, Sent, SentSoFar

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
-from kvplan.load.instant.process import instant_server
 from kvplan.load.observed.health import LEAST_CEILING_RATIO
 from kvplan.load.options import LoadOptions
 from kvplan.load.run import run_load
@@ -14,6 +18,7 @@ from kvplan.load.target import find_model, probe_target
 from kvplan.load.traffic.arrivals import UNLIMITED
 from kvplan.metrics.http import ServerAddress
 
+_COMMAND = (sys.executable, "-m", "kvplan.load.instant.server")
 # A ceiling is a steady rate: more requests than a short load has, and no pauses between them.
 _LEAST_REQUESTS = 256
 
@@ -70,3 +75,20 @@ def measure_ceiling(options: LoadOptions) -> Ceiling:
     row = run.row({})
     throughput, tokens = row["output_throughput"] or 0.0, row["total_output_tokens"] or 0
     return Ceiling(throughput, run.health.cpu_seconds / tokens if tokens else 0.0, num_in_flight)
+
+
+@contextmanager
+def instant_server() -> Iterator[str]:
+    """Its address. The process ends with the block, and with this process whatever ends that: its input closes."""
+    process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        port = process.stdout.readline().strip()
+        if not port:
+            raise KvplanError("The server for the self-test did not start.")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.terminate()
+        process.wait()

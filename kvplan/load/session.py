@@ -15,7 +15,7 @@ from kvplan import __version__
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
 from kvplan.load.detailed import write_bench
-from kvplan.load.observed.engines import engine_figures
+from kvplan.load.observed.monitor import engine_figures
 from kvplan.load.options import LoadOptions
 from kvplan.load.rows import LoadIdentity, LoadStep, record_of, row_before
 from kvplan.load.run import LoadRun, OnProgress, run_load
@@ -24,7 +24,7 @@ from kvplan.load.sending import run_on_loop
 from kvplan.load.summary import load_summary
 from kvplan.load.target import PROBE_SECONDS, Target, find_model, probe_target
 from kvplan.load.traffic.plan import TrafficPlan
-from kvplan.machine.commit import checkout_commit
+from kvplan.machine.host import checkout_commit
 from kvplan.metrics.http import ServerAddress
 from kvplan.runs.answers.drift import drift_sentences
 from kvplan.runs.answers.slo_result import objectives_ms

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from kvplan.load.observed.engines import EngineFigures
+from kvplan.load.observed.monitor import EngineFigures
 from kvplan.load.observed.verdict import LoadVerdict
 from kvplan.load.options import SearchRange
 from kvplan.runs.answers.slo_result import SloResult, line_result, slo_summary

@@ -7,6 +7,7 @@ tenth of a second to import would know neither the processor's name nor its inst
 from __future__ import annotations
 
 import os
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -69,3 +70,25 @@ def _memory_field(name: str) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+@cache
+def checkout_commit() -> str | None:
+    """Return the commit hash, with ``-dirty`` if tracked files differ from it; None outside a git checkout.
+
+    Asked once by each process: what it runs was read by then.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

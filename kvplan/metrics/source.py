@@ -8,10 +8,9 @@ from typing import Final
 from kvplan.errors import KvplanError
 from kvplan.metrics.http import DEFAULT_TIMEOUT_SECONDS, PersistentConnection, Response, ServerAddress
 from kvplan.metrics.limits import LIMIT_PATHS, ServerLimits, limits_in
-from kvplan.metrics.llamacpp import with_slots
+from kvplan.metrics.others import read_iterations, with_slots
 from kvplan.metrics.page import read_page
 from kvplan.metrics.reading import EngineName, ServerReading
-from kvplan.metrics.trtllm import read_iterations
 
 _PAGE: Final = "/metrics"
 _TRTLLM_PAGE: Final = "/prometheus/metrics"

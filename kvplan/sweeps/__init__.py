@@ -15,7 +15,6 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     plan        from options to model, device, requests and schedule
     manifest    a plan as manifest.json, and back for --resume
     consent     what a directory may make this machine do when its sweep is continued
-    first_pool  the same with the memory that an engine leaves of a GPU, once it is loaded
     schedules/  the order of the trials: a list, or a search that looks at each result
     shards/     a plan in parts for several machines, and merging them
     forecast/   what a trial is expected to do: memory, speed, and how long to wait for it
@@ -27,5 +26,6 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     cluster/    a Ray cluster as such a pool
     runner      one trial after the other, whatever becomes of each of them
     progress    what a running sweep shows
-    session     a whole sweep, new or continued
+    session     a whole sweep, new or continued; the same with the memory that an engine leaves of a GPU, once it is
+                loaded
 """

@@ -13,8 +13,8 @@ from typing import Any
 from kvplan import __version__
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.machine.commit import checkout_commit
 from kvplan.machine.device import Device, detect_device
+from kvplan.machine.host import checkout_commit
 from kvplan.runs.columns import columns_as_json
 from kvplan.runs.directory import MANIFEST_SCHEMA, DeviceEntry, Manifest, lacking
 from kvplan.runs.shape import ShapeError, check_shape

@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvplan.calibrate.identification import identify
 from kvplan.calibrate.results.calibration import prior_of
-from kvplan.calibrate.results.learning import learn
+from kvplan.calibrate.results.learning import identify, learn
 from kvplan.calibrate.results.matching import Matched, match
-from kvplan.calibrate.results.observing import ServedResult, TimedBatch
+from kvplan.calibrate.results.observing import ServedResult, TimedBatch, rank_clock
 from kvplan.calibrate.results.outcome import BatchResult, LoadFigures, LoadResult, Results, alike
-from kvplan.calibrate.results.ranks import rank_clock
 from kvplan.calibrate.results.served import ServedDeployment
 from kvplan.catalog.devices import measured
 from kvplan.catalog.devices.measured import load_measured, read_measured

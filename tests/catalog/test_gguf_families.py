@@ -18,9 +18,9 @@ from gguf_headers import Config, Header
 from small_configs import small_configs
 
 from kvplan.catalog.architectures import by_gguf_name
-from kvplan.catalog.gguf.config import gguf_config
 from kvplan.catalog.gguf.families import OWN_KEYS
 from kvplan.catalog.gguf.header import GgufHeader, read_gguf_header
+from kvplan.catalog.gguf.models import gguf_config
 from kvplan.catalog.models import find_profile, resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import LayerSpec, ModelSpec

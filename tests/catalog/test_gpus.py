@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 
 from kvplan.catalog.devices.clouds import all_instances, find_instance
-from kvplan.catalog.devices.gpus import DEFAULT_GPUS, as_equipped, find_gpu, load_gpus, parse_gpu_count, with_bridges
+from kvplan.catalog.devices.gpus import (
+    DEFAULT_GPUS,
+    as_equipped,
+    find_gpu,
+    load_gpus,
+    parse_gpu_count,
+    unlisted_hint,
+    with_bridges,
+)
 from kvplan.catalog.devices.kernel_tables import read_kernel_tables
+from kvplan.catalog.devices.measured import scaled
 from kvplan.catalog.devices.measured_profile import MeasuredProfile
-from kvplan.catalog.devices.scaled import scaled
 from kvplan.catalog.devices.slices import slices_of
-from kvplan.catalog.devices.unlisted_gpus import unlisted_hint
 from kvplan.errors import UsageError
 from kvplan.units import GIB
 

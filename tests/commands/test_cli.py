@@ -238,7 +238,7 @@ def test_an_interrupted_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_table_of_names_too_wide_for_one_line_has_no_part_of_names_alone() -> None:
-    from kvplan.commands.printing.table_layout import table_lines
+    from kvplan.commands.printing.render import table_lines
 
     rows = [["n" * 30, "o/" + "i" * 45, "1"], ["m" * 30, "o/" + "j" * 45, "2"]]
     lines = list(table_lines(["name", "id", "count"], rows, text_columns=(0, 1), width=78, starts=(2,)))

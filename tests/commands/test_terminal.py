@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.cli import main
-from kvplan.commands.printing.render import print_json
-from kvplan.commands.printing.table_layout import table_lines
+from kvplan.commands.printing.render import print_json, table_lines
 from kvplan.terminal import fitted
 
 

@@ -18,8 +18,8 @@ from synthetic_sweep import TRUTH, write_sweep
 from kvplan.catalog.devices.measured import read_measured
 from kvplan.cli import main
 from kvplan.doctor import measure, session
-from kvplan.doctor.driver import driver_facts
 from kvplan.doctor.screen import WIDTH, is_all_right, screen_of
+from kvplan.doctor.session import driver_facts
 from kvplan.errors import KvplanError
 from kvplan.units import GIB
 from kvplan_engine import EngineConfig, EngineError

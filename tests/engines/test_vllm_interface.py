@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kvplan.engines.vllm.adapter import MODULES
 from kvplan.engines.vllm.command import SERVER
-from kvplan.engines.vllm.preload import MODULES
 
 PYTHON = os.environ.get("KVPLAN_VLLM_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="KVPLAN_VLLM_PYTHON names no Python that has vLLM")
@@ -54,7 +54,7 @@ TEXTS = {
 }
 CODE = {
     "platforms/cpu.py": (
-        # what a fork server takes for granted (kvplan/engines/vllm/preload.py)
+        # what a fork server takes for granted (kvplan/engines/vllm/adapter.py)
         'os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"',
         'os.environ["TORCHINDUCTOR_CPP_DYNAMIC_THREADS"] = "1"',
         'parallel_config.distributed_executor_backend = "mp"',

@@ -20,8 +20,8 @@ from kvplan.estimate.answer import EstimateRequest, make_estimate
 from kvplan.estimate.kv_cache import CacheSettings, layer_entries
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.kvplan.memory import predict
+from kvplan.estimate.kvplan.ranks import check_division
 from kvplan.estimate.kvplan.settings import EngineDevice
-from kvplan.estimate.kvplan.undivided import check_division
 from kvplan.estimate.llamacpp import LlamaServerSettings, predict_llamacpp
 from kvplan.estimate.mixers import activation_width, attention_spans, merged_spans, speed_caveats
 from kvplan.estimate.parallel import ParallelLayout

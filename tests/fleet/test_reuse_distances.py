@@ -9,8 +9,8 @@ import pytest
 from random_traces import blocks_of, branching_trace, chat_trace, replayed_hits
 
 from kvplan.fleet.requests import FleetRequest, TokenRun
-from kvplan.fleet.tiers.belady import next_uses
 from kvplan.fleet.tiers.chains import Chain, chains_of
+from kvplan.fleet.tiers.curves import next_uses
 from kvplan.fleet.tiers.distances import reuse_distances
 
 TRACES = [*(branching_trace(seed) for seed in range(6)), *(chat_trace(seed) for seed in range(4))]

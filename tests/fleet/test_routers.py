@@ -10,6 +10,7 @@ import pytest
 from kvplan.errors import UsageError
 from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.routers.dynamo import KvRouter
+from kvplan.fleet.routers.in_turn import DataParallelBalancer
 from kvplan.fleet.routers.interface import Router
 from kvplan.fleet.routers.llm_d import LlmD, LlmDPrecise
 from kvplan.fleet.routers.named import ROUTERS, ReplicaSizes, check_router, make_router
@@ -17,7 +18,6 @@ from kvplan.fleet.routers.own import OwnRouter
 from kvplan.fleet.routers.prefixes import PrefixMemory
 from kvplan.fleet.routers.production_stack import PrefixAware
 from kvplan.fleet.routers.sglang import CacheAware
-from kvplan.fleet.routers.vllm import DataParallelBalancer
 
 SIZES = ReplicaSizes(block_size=16, num_blocks=1000, num_seats=8)
 

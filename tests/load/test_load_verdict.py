@@ -14,11 +14,9 @@ from metric_pages import VLLM_LABELS, vllm_page
 from simulated_server import Simulated
 
 from kvplan.load.client.body import RequestForm
-from kvplan.load.observed.engines import engine_figures
-from kvplan.load.observed.figures import MeasuredRun, client_figures, resolved_percentile, server_figures
+from kvplan.load.observed.figures import MeasuredRun, client_figures, resolved_percentile, series_of, server_figures
 from kvplan.load.observed.health import ClientHealth, HealthMeter, ProcessSample, bound_reasons, client_health
-from kvplan.load.observed.monitor import ServerView
-from kvplan.load.observed.series import series_of
+from kvplan.load.observed.monitor import ServerView, engine_figures
 from kvplan.load.observed.verdict import LoadVerdict, verdict
 from kvplan.load.self_test import Ceiling
 from kvplan.metrics.limits import ServerLimits

@@ -19,11 +19,10 @@ from metric_pages import (
 )
 
 from kvplan.metrics.histograms import Histogram
-from kvplan.metrics.llamacpp import with_slots
+from kvplan.metrics.others import read_iterations, with_slots
 from kvplan.metrics.page import read_page
 from kvplan.metrics.prometheus import parse_samples
 from kvplan.metrics.reading import ServerReading
-from kvplan.metrics.trtllm import read_iterations
 from kvplan.metrics.window import difference
 
 RECORDED = Path(__file__).parent / "recorded"

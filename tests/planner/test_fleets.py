@@ -25,8 +25,7 @@ from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.requests import FleetRequest, requests_of_file
 from kvplan.fleet.windows import windows_of
 from kvplan.planner.answer.fleet_document import fleet_document
-from kvplan.planner.answer.fleet_page import fleet_page
-from kvplan.planner.answer.fleet_picture import draw_fleet
+from kvplan.planner.answer.fleet_page import draw_fleet, fleet_page
 from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.fleets.answering import FleetAnswer, Listener, plan_fleet
@@ -35,9 +34,8 @@ from kvplan.planner.fleets.judging import Bar, hopeless
 from kvplan.planner.fleets.playing import FleetPlan, Player
 from kvplan.planner.fleets.setups import FleetChoice, fleet_choice
 from kvplan.planner.question.asking import plan_request
-from kvplan.planner.question.goal import Goal
 from kvplan.planner.question.request import PlanRequest, complete
-from kvplan.planner.question.slo import parse_slo
+from kvplan.planner.question.slo import Goal, parse_slo
 from kvplan.planner.search.plan import formats_asked
 from kvplan.settings import ServingSettings
 

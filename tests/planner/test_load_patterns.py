@@ -21,7 +21,7 @@ from kvplan.estimate.vllm.prefix_hits import PrefixHits, prefix_hits
 from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.sharing import hits_document, hits_sentence
 from kvplan.planner.choices.deployment import PlannedDeployment
-from kvplan.planner.choices.played import PlayedReplica
+from kvplan.planner.choices.evaluation import PlayedReplica
 from kvplan.planner.launch.engines import launch_commands, vllm_command
 from kvplan.planner.question.pattern import LoadPattern, load_pattern
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete

@@ -27,7 +27,7 @@ from kvplan.planner.answer.document import deployment_document, plan_document
 from kvplan.planner.answer.picture import concurrency_curve, memory_parts
 from kvplan.planner.choices.formats import weight_formats
 from kvplan.planner.launch.engines import ENGINES, launch_commands
-from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
+from kvplan.planner.question.asking import read_dollars, read_rate, read_users
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
 from kvplan.planner.question.slo import MLPERF, measured_bounds, parse_slo, split_slo
 from kvplan.planner.search.fixes import cheapest_fix

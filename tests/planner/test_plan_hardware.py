@@ -16,8 +16,7 @@ from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_no
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
 from kvplan.planner.launch.replicas import vllm_processes
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
-from kvplan.planner.search.left_out import left_out
-from kvplan.planner.search.plan import PlanAnswer, make_plan
+from kvplan.planner.search.plan import PlanAnswer, left_out, make_plan
 from kvplan.settings import ServingSettings
 
 BIG = resolve_model("llama-3.3-70b")

@@ -21,8 +21,8 @@ from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.likeness import AskedPlan, likened
 from kvplan.planner.question.asking import plan_request
 from kvplan.planner.question.request import complete
-from kvplan.planner.search.averages import fewest
 from kvplan.planner.search.plan import PlanAnswer, formats_asked, make_plan
+from kvplan.planner.search.ranking import fewest
 from kvplan.settings import ServingSettings
 
 MEASURED = load_measured()

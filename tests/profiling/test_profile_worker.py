@@ -10,8 +10,7 @@ import pytest
 import torch
 from tiny_profile import TINY_CONFIG
 
-from kvplan.profiling.worker.recorder import StepRecorder
-from kvplan.profiling.worker.recording import allocations_recorded
+from kvplan.profiling.worker.recording import StepRecorder, allocations_recorded
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fleet_checks.trace import longest, prompt_token_ids
 from kvplan.catalog.models import resolve_model
-from kvplan.engines.dummies import write_dummy_model
+from kvplan.engines.host import write_dummy_model
 from kvplan.engines.interface import StartOrder
 from kvplan.engines.server import EngineServer
 from kvplan.engines.vllm.adapter import VllmAdapter

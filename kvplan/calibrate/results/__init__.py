@@ -7,8 +7,7 @@ outcome.py        what readers make: loads and timed batches
 served.py         model, device, engine and settings, from a file and from options
 deployment.py     these as a deployment that can be simulated
 matching.py       results of one device and engine, or a refusal
-ranks.py          the steps of one rank
-observing.py      results as observations: loads simulated, batches as they are
+observing.py      results as observations: loads simulated, batches as they are; the steps of one rank
 learning.py       the fit to what is determined, and its errors
 profile.py        the measured profile
 """

@@ -13,8 +13,13 @@ from kvplan.calibrate.results.readers.fields import objects_of, read_json
 from kvplan.calibrate.results.readers.guidellm import is_guidellm, read_guidellm
 from kvplan.calibrate.results.readers.kvplan_sweep import is_kvplan_sweep, read_kvplan_sweep
 from kvplan.calibrate.results.readers.vllm_forward import is_vllm_forward, read_vllm_forward
-from kvplan.calibrate.results.readers.vllm_serve import is_vllm_serve, read_vllm_serve
-from kvplan.calibrate.results.readers.vllm_sweep import is_vllm_sweep, read_vllm_sweep, run_files
+from kvplan.calibrate.results.readers.vllm_serve import (
+    is_vllm_serve,
+    is_vllm_sweep,
+    read_vllm_serve,
+    read_vllm_sweep,
+    run_files,
+)
 from kvplan.errors import KvplanError
 from kvplan.runs.directory import MANIFEST, TRIALS
 

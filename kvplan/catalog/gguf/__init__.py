@@ -2,7 +2,6 @@
 
 header   metadata, and shape and type of every tensor
 metadata what a header says of its model, asked for by name
-config   from that to the words of a config.json
 families, state_families   what each family's files say in words of their own
-models   from a file to a ModelSpec, with the weights as stored
+models   from a file to a ModelSpec, with the weights as stored; from that to the words of a config.json
 """

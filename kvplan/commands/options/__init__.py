@@ -3,10 +3,10 @@
 groups           a command's options as dataclasses
 settings         options made from the declared settings
 shared           arguments and options that several commands have
-patterns         how requests of a load follow and resemble each other
-plans            the options of `plan` in groups, and the question that they ask
-fleets           what keeps a service level over a trace, and what replicas stand behind
-fleet_wishes     prefill and decode apart, replicas that come and go
+plans            the options of `plan` in groups, and the question that they ask; how requests of a load follow and
+                 resemble each other
+fleets           what keeps a service level over a trace, and what replicas stand behind; prefill and decode apart,
+                 replicas that come and go
 trace            which part of a workload's file is used, and how it is read
 sweep/           the options of `sweep`, by what they set
 estimate_lists   several models, contexts and formats in one `estimate`

@@ -14,10 +14,10 @@ from kvplan.commands.options.groups import shown_under
 from kvplan.commands.options.shared import WORKLOAD_PANEL
 from kvplan.commands.options.trace import FILE_HELP
 from kvplan.planner.choices.formats import FORMAT_NAMES
-from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
+from kvplan.planner.question.pattern import SPREADS
 from kvplan.planner.question.prices import parse_prices
 from kvplan.planner.question.request import DEFAULT_MAX_GPUS
-from kvplan.planner.question.slo import parse_slo
+from kvplan.planner.question.slo import DEFAULT_CONFIDENCE, parse_slo
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, MODEL_PANEL
 
 COST_PANEL = "Cost"
@@ -179,5 +179,43 @@ class FormatOptions:
             metavar="NAME",
             help="KV cache formats to try, such as auto or fp8; takes several. Default: auto, fp8 beside it.",
             rich_help_panel=MEMORY_PANEL,
+        ),
+    ] = None
+
+
+@shown_under(WORKLOAD_PANEL)
+@dataclass(frozen=True)
+class PatternOptions:
+    """What a load has beside its size and its lengths."""
+
+    think_time: Annotated[
+        str | None, typer.Option(help="A user's mean pause between answer and next request, such as 20s. Default: 0.")
+    ] = None
+    turns: Annotated[
+        int | None,
+        typer.Option(help="Turns of a chat: a prompt holds the turns before and a message of --input-len. Default: 1."),
+    ] = None
+    prefix_len: Annotated[
+        str | None, typer.Option(help="Tokens per shared prefix that prompts start with, in addition to --input-len.")
+    ] = None
+    num_prefixes: Annotated[
+        int | None, typer.Option(help="Number of shared prefixes, each used as often as the others. Default: 1.")
+    ] = None
+    prefix_hit_rate: Annotated[
+        str | None,
+        typer.Option(
+            help="Share of prompt tokens that the prefix cache has, such as 0.8, where it is known; taken as given."
+        ),
+    ] = None
+    burstiness: Annotated[
+        float | None,
+        typer.Option(help="Of arrivals at --request-rate: 1 is a Poisson process, less is burstier. Default: 1."),
+    ] = None
+    length_spread: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"How prompts and answers spread around their mean: {', '.join(SPREADS)}. Default: uniform, from two "
+            "thirds of it to four thirds.",
         ),
     ] = None

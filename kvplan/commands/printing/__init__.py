@@ -1,12 +1,11 @@
 """What commands print: tables as wide as the terminal, documents, rows; data on stdout, talk on stderr.
 
-render, table_layout             the formats that every command offers; how a table fits a terminal
+render                           the formats that every command offers; how a table fits a terminal
 estimates, estimate_rows         an estimate, and several in one table
 ranges, speculation              an estimate's intervals; what a drafter takes and gains
 kv_layout, speeds, queues        its blocks; its speeds; percentiles of a load, and the terms of a step
 explanations, known              what `explain`, `models` and `gpus` print
-likened                          a plan beside one without a command's settings
-plans, plan_sentences            what `plan` prints: the answer, and its sentences
+plans, plan_sentences            what `plan` prints: the answer, beside one without a command's settings; its sentences
 plan_tables, plan_page           its tables; a page of sentences and tables
 fleets, fleet_progress           what `plan` prints of a trace: the fleet, and what is found while it runs
 fleet_wishes                     pools and policies beside that fleet

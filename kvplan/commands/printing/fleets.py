@@ -340,7 +340,7 @@ def _search_sentence(answer: FleetAnswer) -> str:
 def draw_picture(answer: FleetAnswer, path: Path) -> None:
     """The pictures of the page as a PNG."""
     need_extra("plan --plot", "report")
-    from kvplan.planner.answer.fleet_picture import draw_fleet
+    from kvplan.planner.answer.fleet_page import draw_fleet
 
     draw_fleet(answer, path)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvplan.commands.printing.render import print_json, print_sentence, print_table
 from kvplan.foreign_text import printable, unguarded
-from kvplan.load.observed.engines import EngineFigures, engine_figures
+from kvplan.load.observed.monitor import EngineFigures, engine_figures
 from kvplan.load.options import LoadOptions
 from kvplan.load.run import LoadProgress, LoadRun, OnProgress
 from kvplan.load.self_test import Ceiling

@@ -26,8 +26,7 @@ from kvplan.planner.launch.manifests import MANIFESTS
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.question.request import PlanRequest
 from kvplan.planner.search.fixes import Fix
-from kvplan.planner.search.left_out import left_out
-from kvplan.planner.search.plan import PlanAnswer
+from kvplan.planner.search.plan import PlanAnswer, left_out
 from kvplan.units import format_bytes, plural
 
 _MOST_PROCESSES = 8
@@ -198,3 +197,17 @@ def print_commands(best: PlannedDeployment, plan: PlanAnswer, *, explain: bool, 
         say("  before them: a balancer that knows all of them (--json has its command)")
     elif balancer is not None:
         say(f"  before them: {balancer}")
+
+
+def print_unlike(kept: PlanAnswer, free: PlanAnswer) -> None:
+    """The answer of ``free``, below that of ``kept``; one line where both are the same."""
+    if not free.deployments:
+        return
+    say()
+    best = list(answer_lines(free, free.deployments[0]))
+    if kept.deployments and best == list(answer_lines(kept, kept.deployments[0])):
+        print_sentence("Without the command's settings nothing better was found.", indent="", further="  ")
+        return
+    say("Without the command's settings:")
+    for line in best:
+        print_sentence(line)

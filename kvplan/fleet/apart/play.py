@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from kvplan.estimate.speed.queueing.figures import Distribution
-from kvplan.fleet.apart.chunks import bytes_left
 from kvplan.fleet.apart.lines import DecodeLine, PrefillLine, blocks_of
 from kvplan.fleet.apart.links import Links
-from kvplan.fleet.apart.moved import MovedKv
+from kvplan.fleet.apart.moved import MovedKv, bytes_left
 from kvplan.fleet.apart.rules import HandOver
 from kvplan.fleet.replicas.replica import Replica
 from kvplan.fleet.replicas.seen import Seen

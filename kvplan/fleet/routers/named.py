@@ -7,13 +7,12 @@ from typing import Final, NamedTuple
 
 from kvplan.errors import UsageError
 from kvplan.fleet.routers.dynamo import KvRouter
-from kvplan.fleet.routers.in_turn import LeastLoaded, RoundRobin
+from kvplan.fleet.routers.in_turn import DataParallelBalancer, LeastLoaded, RoundRobin
 from kvplan.fleet.routers.interface import Router
 from kvplan.fleet.routers.llm_d import LlmD, LlmDPrecise
 from kvplan.fleet.routers.own import OwnRouter
 from kvplan.fleet.routers.production_stack import PrefixAware
 from kvplan.fleet.routers.sglang import CacheAware
-from kvplan.fleet.routers.vllm import DataParallelBalancer
 
 
 class ReplicaSizes(NamedTuple):

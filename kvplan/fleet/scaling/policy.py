@@ -12,6 +12,17 @@ KEDA makes a HorizontalPodAutoscaler of a ScaledObject, and that decides between
 Sources: kubernetes.io, Horizontal Pod Autoscaling (algorithm details; default behavior), and autoscaling/v2's
 HPAScalingRules; keda.sh 2.22, ScaledObject specification. Its pollingInterval (30 s) and cooldownPeriod (300 s) are
 about the step from none to one replica alone, which no policy here takes: loading a model takes minutes.
+
+How long a replica takes until it serves: its weights read from disk, and the rest of the engine's start-up.
+
+Both differ by a factor of ten from one cluster to the next, so ``--cold-start`` states them. Where nobody does:
+
+    weights    at 1.2 GiB/s each GPU's own share: 21.82 GiB in 18 s (vllm-project/vllm issue 44881, a rented GPU); 20 s
+               for 75.64 GiB where the page cache had them, and 340 s for 51.35 GiB from a network, were logged too
+    the rest   240 s: 205 s (issue 19824: peers' check 60, bytecode 15, torch.compile 70, graphs 60) and 259 s (issue
+               44881: container 16, torch.compile 43, profiling and graphs 200)
+
+A node that must be rented first, and an image that must be pulled, come on top: no figure is assumed for them.
 """
 
 from __future__ import annotations
@@ -20,8 +31,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from kvplan.errors import check
-from kvplan.units import plural
+from kvplan.units import GIB, plural
 
+READ_BYTES_PER_SECOND: Final = 1.2 * GIB
+START_SECONDS: Final = 240.0
 MetricName = Literal["waiting", "in_flight", "kv_usage", "prompt_tokens"]
 SYNC_SECONDS: Final = 15.0
 TOLERANCE: Final = 0.1
@@ -99,4 +112,29 @@ class ReplicaPolicy:
             return f"{plural(self.min_replicas, 'replica')} always"
         return (
             f"{self.min_replicas} to {self.max_replicas} replicas by {' or '.join(each.text for each in self.triggers)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """Seconds from the decision to the first request, and whether a user stated them."""
+
+    seconds: float
+    is_stated: bool
+
+    @staticmethod
+    def of(weight_bytes_per_gpu: int, stated_seconds: float | None = None) -> ColdStart:
+        """What was stated, or the sum of the assumed parts."""
+        if stated_seconds is not None:
+            return ColdStart(stated_seconds, is_stated=True)
+        return ColdStart(weight_bytes_per_gpu / READ_BYTES_PER_SECOND + START_SECONDS, is_stated=False)
+
+    @property
+    def note(self) -> str:
+        """A sentence on where it is from."""
+        if self.is_stated:
+            return f"A new replica serves after {self.seconds:,.0f} s (--cold-start)."
+        return (
+            f"A new replica is assumed to serve after {self.seconds:,.0f} s: weights at 1.2 GiB/s, and 240 s more; "
+            "--cold-start says what yours takes, with the node and the image where these have to come first."
         )

@@ -2,11 +2,10 @@
 
 chains          prompts as chains of blocks
 distances       hits of a least recently used cache of every size, from one pass
-belady          the most that any cache of a size can find
 replayed        hits of one size, where layers keep windows or states
 layouts         what a replica's cache holds of a prompt, by model, layout and KV format
 splits          which replica's cache a request meets
-curves          all of that together: one layout, any size, all replicas
+curves          all of that together: one layout, any size, all replicas; the most that any cache of a size can find
 links           how fast KV comes from a tier, and how long computing it again takes
 worth           what a tier of a size saves and costs
 question        what ``kvplan cache`` is asked, and its answer as types; asking: from values as people write them

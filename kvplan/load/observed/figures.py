@@ -15,8 +15,11 @@ from kvplan.metrics.histograms import Histogram
 from kvplan.metrics.prometheus import figure_of
 from kvplan.metrics.window import WindowFigures
 from kvplan.runs.columns import Row
+from kvplan.runs.directory import Series
+from kvplan.runs.request_lines import RequestLine, gaps_between, longest_gap, rounded
 from kvplan.sweeps.worker.metrics import RequestTrace, goodput_figures, latency_statistics, serving_figures
 
+_MOST_POINTS = 400
 # Below this share of chunks per token the gaps between chunks are not those between tokens.
 LEAST_CHUNKS_PER_TOKEN: Final = 0.95
 _TOKEN_COLUMNS: Final = ("total_output_tokens", "output_throughput", "total_token_throughput")
@@ -213,3 +216,62 @@ def resolved_percentile(histogram: Histogram | None, percent: float) -> float | 
 def _mean_ms(histogram: Histogram | None) -> float | None:
     mean = None if histogram is None else histogram.mean
     return None if mean is None else 1000 * mean
+
+
+def series_of(run: MeasuredRun, server: ServerView) -> Series | None:
+    """At most 400 points, one per reading; None without readings within the run. A figure that one reading lacks is
+    left out."""
+    stride = -(-len(server.readings) // _MOST_POINTS) or 1
+    readings = server.readings[::stride]
+    if len(readings) < 2 or not server.within:
+        return None
+    moments = np.array([reading.seconds for reading in readings])
+    arrived = np.array(sorted(time for record in run.records if record.is_served for time in token_times(record)))
+    counts = np.searchsorted(arrived, moments)
+    spans = np.diff(moments)
+    rates = np.concatenate([[0.0], np.diff(counts) / np.where(spans > 0, spans, 1.0)])
+    columns: dict[str, list[float | None]] = {
+        "seconds": [round(float(moment) - run.start, 4) for moment in moments],
+        "kv_usage": [reading.kv_cache_usage for reading in readings],
+        "num_running": [reading.num_running for reading in readings],
+        "num_waiting": [reading.num_waiting for reading in readings],
+        "output_tokens_per_second": [round(float(rate), 3) for rate in rates],
+    }
+    return cast(Series, {name: values for name, values in columns.items() if None not in values})
+
+
+def request_lines(run: MeasuredRun, trial_id: str, *, with_gaps: bool = False) -> list[RequestLine]:
+    """Return all requests in order of sending, warm-ups too. with_gaps: with every gap between tokens, where told."""
+    has_gaps = tells_gaps(counting([record for record in run.measured if record.is_served]))
+    start = run.start
+    return [_line(run, record, trial_id, start, has_gaps, with_gaps) for record in run.records]
+
+
+def _line(
+    run: MeasuredRun, record: RequestRecord, trial_id: str, start: float, has_gaps: bool, with_gaps: bool
+) -> RequestLine:
+    times = token_times(record) if record.is_served else []
+    arrival = run.arrival(record)
+    # A server that counts nothing tells when output began and ended, not of how many tokens it was.
+    tpot = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 and record.num_output_tokens else None
+    ended = times[-1] if times else record.ended or None
+    line: RequestLine = {
+        "trial_id": trial_id,
+        "id": record.index,
+        "scheduled_s": round(record.scheduled - start, 6),
+        "sent_s": round(record.started - start, 6),
+        "ttft_s": rounded(times[0] - arrival if times else None),
+        "tpot_s": rounded(tpot),
+        "itl_max_s": longest_gap(times) if has_gaps else None,
+        "e2el_s": rounded(times[-1] - arrival if times else None),
+        "end_s": rounded(None if ended is None else ended - start),
+        "input_tokens": record.num_prompt_tokens or record.num_prompt_tokens_asked,
+        "cached_tokens": record.num_cached_tokens,
+        "output_tokens": record.num_output_tokens,
+        "error": None if record.is_served else record.error or "no token came",
+    }
+    if record.is_warmup:
+        line["is_warmup"] = True
+    if with_gaps and has_gaps:
+        line["itl_s"] = gaps_between(times)
+    return line

@@ -1,9 +1,8 @@
 """A plan as it is shown: JSON, a plot, and the steps of its deployments.
 
 document   a plan as JSON
-fleet_document, fleet_page   the fleet of a trace as JSON, and as a page
+fleet_document, fleet_page   the fleet of a trace as JSON, and as a page or a PNG
 page       a page that holds all it shows; charts: line charts of it; scatter: marks in a plane
-fleet_picture   a fleet's charts as a PNG
 tradeoff   cost against latency; memory_bars: where memory goes
 money      dollars per hour and per million tokens, and renting against an API
 picture    a plan as a plot

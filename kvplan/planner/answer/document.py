@@ -20,8 +20,7 @@ from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.question.api_price import ApiPrice
 from kvplan.planner.search.fixes import Fix
-from kvplan.planner.search.left_out import left_out
-from kvplan.planner.search.plan import PlanAnswer
+from kvplan.planner.search.plan import PlanAnswer, left_out
 from kvplan.planner.search.rule_of_thumb import RuleOfThumb, users_by_rule
 from kvplan.units import plural
 

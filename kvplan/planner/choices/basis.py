@@ -1,4 +1,8 @@
-"""What the candidates of one plan share: the question, predicted start-ups, speeds, and what a pool holds."""
+"""What the candidates of one plan share: the question, predicted start-ups, speeds, and what a pool holds.
+
+What a deployment finds in its prefix cache of the prompts that a load sends, and how many sequences that leaves room
+for. A prefix that running sequences share is held once on each data-parallel group.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,15 @@ from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.sglang_share import captures_prompts
+from kvplan.estimate.speculation import draft_work
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel
+from kvplan.estimate.speed.queueing.drafting import Drafting
+from kvplan.estimate.speed.queueing.sharing import ExpectedHits
 from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
+from kvplan.estimate.vllm.drafters import drafter_weight_bytes
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.memo import Memo
 from kvplan.estimate.vllm.prediction import (
@@ -29,13 +37,12 @@ from kvplan.estimate.vllm.prediction import (
     predict_vllm,
     request_shape,
 )
+from kvplan.estimate.vllm.prefix_hits import PrefixHits, prefix_hits, shared_blocks
 from kvplan.estimate.vllm.ranges import sure_num_seqs
 from kvplan.estimate.vllm.settings import batch_defaults
 from kvplan.planner.choices.deployment import Capacity, DeploymentChoice
-from kvplan.planner.choices.drafting import drafter_bytes, drafting_of
 from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
-from kvplan.planner.choices.prefixes import expected_hits, sequences_beside_prefixes
 from kvplan.planner.question.request import PlanRequest, Workload
 
 _SEQUENCE_STEP = 8
@@ -274,3 +281,78 @@ def capacity_of(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPred
         planned_tokens=workload.longest_context if basis.request.worst_case else workload.average_context,
         pool_tokens=groups * (prediction.num_blocks // each) * workload.average_context,
     )
+
+
+def drafter_bytes(choice: DeploymentChoice, prediction: VllmPrediction) -> int:
+    """Return the bytes of the drafter's weights among those of a rank; 0 without one."""
+    spec, settings = choice.weights.spec, prediction.settings.serving
+    if spec.drafter is None:
+        return 0
+    return drafter_weight_bytes(spec, spec.drafter, choice.layout, settings.dtype, settings.max_model_len)
+
+
+def drafting_of(
+    request: PlanRequest, workload: Workload, choice: DeploymentChoice, prediction: VllmPrediction
+) -> Drafting | None:
+    """None without a drafter."""
+    spec, settings, rate = choice.weights.spec, prediction.settings.serving, request.settings.acceptance_rate
+    if spec.drafter is None:
+        return None
+    assert rate is not None, "asked for with the drafter"
+    weights, cache = drafter_bytes(choice, prediction), cache_settings(spec, settings)
+    layout: ParallelLayout = choice.layout
+    return Drafting(draft_work(spec, spec.drafter, weights, cache, layout, workload.average_context), rate)
+
+
+def hits_on(workload: Workload, choice: DeploymentChoice, prediction: VllmPrediction) -> PrefixHits:
+    """Return the hits by vLLM's rules for the model, the release and the blocks of this deployment."""
+    return prefix_hits(
+        choice.weights.spec,
+        prediction.settings.serving,
+        vllm_release(prediction.version),
+        prediction.rank.blocks,
+        shares_prefixes=workload.pattern.sharing.prefix_tokens > 0,
+    )
+
+
+def expected_hits(
+    workload: Workload, choice: DeploymentChoice, prediction: VllmPrediction, capacity: Capacity
+) -> ExpectedHits:
+    """Return the hits of a load whose prompts share something."""
+    sharing = workload.pattern.sharing
+    groups, hits = choice.layout.data_parallel_size, hits_on(workload, choice, prediction)
+    return ExpectedHits(
+        sharing,
+        capacity.pool_tokens / groups,
+        hits.hit_tokens,
+        workload.message_tokens,
+        workload.output_tokens,
+        workload.pattern.think_seconds,
+        hits.dropped_tokens,
+        groups,
+    )
+
+
+def sequences_beside_prefixes(
+    workload: Workload, choice: DeploymentChoice, prediction: VllmPrediction, blocks_each: int
+) -> int:
+    """Sequences of ``blocks_each`` that one data-parallel group's pool holds at once.
+
+    Of ``num_prefixes`` shared ones those are held that one of the sequences begins with: each with any of them.
+    """
+    sharing, blocks = workload.pattern.sharing, prediction.num_blocks
+    hit_tokens = hits_on(workload, choice, prediction).hit_tokens if sharing.prefix_tokens else 0
+    if not hit_tokens:
+        return blocks // blocks_each
+    of_prefix = shared_blocks(prediction.rank.blocks, sharing.prefix_tokens // hit_tokens * hit_tokens)
+    own, kinds = max(blocks_each - of_prefix, 1), sharing.num_prefixes
+
+    def held(count: int) -> float:
+        in_use = kinds * (1 - (1 - 1 / kinds) ** count) if kinds > 1 else min(count, 1)
+        return count * own + in_use * of_prefix
+
+    low, high = 0, blocks // own + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if held(middle) <= blocks else (low, middle)
+    return low

@@ -14,8 +14,7 @@ from kvplan.planner.choices import misses
 from kvplan.planner.choices.basis import MOST_SEQUENCES, PlanBasis, capacity_of, predict, speed_model
 from kvplan.planner.choices.deployment import Capacity, DeploymentChoice, Miss
 from kvplan.planner.choices.load import LoadedReplica, replica_load
-from kvplan.planner.question.goal import READABLE, Goal
-from kvplan.planner.question.slo import SLO_FIELDS
+from kvplan.planner.question.slo import READABLE, SLO_FIELDS, Goal
 
 PLAY_MAY_BE_SHORTER: Final = {"ttft": 1.7, "tpot": 1.25, "e2el": 1.4}
 """By which factor averages in closed form may be above those of a play (docs/plan.md, "What comes out")."""

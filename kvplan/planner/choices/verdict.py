@@ -9,8 +9,7 @@ from statistics import NormalDist
 from typing import Final, NamedTuple
 
 from kvplan.planner.choices.expected import Expected, Figure
-from kvplan.planner.question.goal import Goal
-from kvplan.planner.question.slo import Bound
+from kvplan.planner.question.slo import Bound, Goal
 
 OF_AN_END: Final = 1.6448536269514722
 """Standard deviations from the middle of a normal distribution to an end of what holds 9 in 10."""

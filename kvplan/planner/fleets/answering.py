@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,10 +16,10 @@ from kvplan.fleet.requests import FleetRequest, requests_of_file
 from kvplan.fleet.shapes import read_shape, stretched
 from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.choices.deployment import PlannedDeployment
+from kvplan.planner.choices.formats import FormatPair
 from kvplan.planner.choices.load import serve_users
 from kvplan.planner.choices.verdict import Verdict
 from kvplan.planner.fleets.demand import Alone, Demand
-from kvplan.planner.fleets.formats import OtherFormat, other_formats
 from kvplan.planner.fleets.growth import Growth, growth_of
 from kvplan.planner.fleets.playing import Played, Player
 from kvplan.planner.fleets.policies import PolicyAnswer, find_policy
@@ -247,3 +247,36 @@ def _as_plan(
         num_played=search.player.num_played,
         is_cut=search.was_interrupted,
     )
+
+
+@dataclass(frozen=True)
+class OtherFormat:
+    """The cheapest fleet in formats that were not asked for, and what these need or may cost in quality."""
+
+    played: Played
+    caveats: tuple[str, ...]
+
+
+def other_formats(search: FleetSearch, pairs: Sequence[FormatPair]) -> tuple[OtherFormat, ...]:
+    """What keeps the level for less than the best in each other format, on the best's GPU with its token budget.
+
+    Where nothing keeps it, the first format in which something does, on any GPU. What was found before Ctrl-C is kept.
+    """
+    found: list[OtherFormat] = []
+    best = search.best
+    for pair in pairs:
+        other = FleetSearch(search.basis, search.player, [pair], search.router)
+        if best is not None:
+            other.router = best.plan.router
+            other.gpus = (best.plan.found.choice.gpu,)
+            other.budgets = (best.plan.found.tokens,)
+            other.ceiling = search.price(best.plan.found, best.plan.replicas)
+        other.search()
+        search.num_tried += other.num_tried
+        if other.best is not None:
+            found.append(OtherFormat(other.best, pair.caveats()))
+        if other.was_interrupted:
+            search.was_interrupted = True
+        if other.was_interrupted or (best is None and found):
+            break
+    return tuple(sorted(found, key=lambda each: search.price(each.played.plan.found, each.played.plan.replicas)))

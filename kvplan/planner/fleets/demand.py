@@ -14,8 +14,7 @@ from kvplan.fleet.routers.prefixes import PrefixMemory
 from kvplan.fleet.windows import window_of
 from kvplan.planner.fleets.judging import QUANTILES, Bar
 from kvplan.planner.fleets.setups import FleetChoice
-from kvplan.planner.question.goal import Goal
-from kvplan.planner.question.slo import Bound
+from kvplan.planner.question.slo import Bound, Goal
 
 _FEW: Final = 1500
 """Requests that are played whole: looking at a part of them first saves nothing."""

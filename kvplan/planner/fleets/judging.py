@@ -15,8 +15,7 @@ from kvplan.fleet.requests import FleetRequest
 from kvplan.fleet.windows import TraceWindow, sent_by_window, window_of, windows_of
 from kvplan.planner.choices.expected import Figure
 from kvplan.planner.choices.verdict import ExpectedBound, share_at_most
-from kvplan.planner.question.goal import Goal
-from kvplan.planner.question.slo import Bound, Statistic
+from kvplan.planner.question.slo import Bound, Goal, Statistic
 
 _COMPARED: dict[str, FigureName] = {"ttft": "ttft", "tpot": "tpot"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}

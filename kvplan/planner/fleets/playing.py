@@ -14,7 +14,7 @@ from kvplan.planner.fleets.cores import side_by_side
 from kvplan.planner.fleets.demand import Demand, Part
 from kvplan.planner.fleets.judging import Bar, FleetVerdict, hopeless
 from kvplan.planner.fleets.setups import FleetChoice
-from kvplan.planner.question.goal import Goal
+from kvplan.planner.question.slo import Goal
 
 OnPlay = Callable[[int], None]
 """Is told how many fleets were played."""

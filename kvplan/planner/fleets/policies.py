@@ -9,12 +9,12 @@ from typing import Any
 from kvplan.fleet.replicas.fleet import FleetPlay
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.routers.named import ROUTERS, make_router
-from kvplan.fleet.scaling.cold_start import ColdStart
+from kvplan.fleet.scaling.policy import ColdStart
 from kvplan.fleet.scaling.search import ScalingAnswer, ScalingSearch, TriedPolicy
 from kvplan.planner.fleets.demand import Demand
 from kvplan.planner.fleets.judging import Bar, hopeless
 from kvplan.planner.fleets.setups import FleetChoice
-from kvplan.planner.question.goal import Goal
+from kvplan.planner.question.slo import Goal
 from kvplan.planner.question.wishes import PolicyBounds
 from kvplan.units import plural
 

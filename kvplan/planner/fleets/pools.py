@@ -18,7 +18,7 @@ from kvplan.fleet.routers.named import make_router
 from kvplan.planner.fleets.demand import Demand
 from kvplan.planner.fleets.judging import Bar
 from kvplan.planner.fleets.setups import FleetChoice
-from kvplan.planner.question.goal import Goal
+from kvplan.planner.question.slo import Goal
 
 _TO_DECODE: Final = "least-loaded"
 """Who decodes is chosen by load: what its cache has saves bytes of KV, and no work (Dynamo 1.2, Disaggregated Serving:

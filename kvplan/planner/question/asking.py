@@ -11,20 +11,22 @@ from typing import Any, Final, TypeVar
 from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_gpu_count, states_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError, check
-from kvplan.planner.question.amounts import read_dollars, read_rate, read_users
+from kvplan.estimate.speed.queueing.loads import TracedLoad
 from kvplan.planner.question.api_price import parse_api_price
-from kvplan.planner.question.goal import DEFAULT_CONFIDENCE
 from kvplan.planner.question.pattern import load_pattern
 from kvplan.planner.question.prices import parse_prices, read_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
-from kvplan.planner.question.slo import parse_slo, split_slo
+from kvplan.planner.question.slo import DEFAULT_CONFIDENCE, parse_slo, split_slo
 from kvplan.planner.question.trace import TraceWords, check_playable
-from kvplan.planner.question.traced import refuse_beside_file, with_file
 from kvplan.setting_values import parse_share, split_list
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_tokens
 from kvplan.workload.part import FilePart, file_part
+from kvplan.workload.shape import FileShape, rates_as_text, shape_of_file
 
+_NUMBER: Final = re.compile(r"[+-]?(?:\d{1,3}(?:[,_]\d{3})+|\d+)?(?:\.\d+)?(?:e[+-]?\d{1,3})?|[+-]?(?:inf|nan)")
+_PER: Final = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+"""Seconds of what a rate may be for."""
 PLAN_SETTINGS: Final = (
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
@@ -247,3 +249,98 @@ def _not_negative(number: int, option: str) -> int:
     if number < 0:
         raise UsageError(f"{option} must be 0 or more, got {number}.", hint=f"for example {option} 1")
     return number
+
+
+def read_users(written: float | str | None) -> int | None:
+    """``1e3``, ``1,000`` or 1000 -> 1000. UsageError for what is no whole number."""
+    if written is None:
+        return None
+    number = _number(written)
+    if number is None or number != number or number in (float("inf"), float("-inf")) or number != int(number):
+        raise UsageError("Invalid value for '--users': it must be a whole number.", hint="for example --users 40")
+    return int(number)
+
+
+def read_rate(written: float | str | None) -> float | None:
+    """``12/s``, ``720/min`` or 12 -> 12.0 per second. UsageError for anything else."""
+    if written is None:
+        return None
+    text, slash, unit = str(written).lower().removesuffix("req/s").partition("/")
+    if not slash:
+        text, unit = text.removesuffix("rps"), "s"
+    number = _number(text)
+    if number is None or unit.strip() not in _PER:
+        raise UsageError(
+            "Invalid value for '--request-rate': it must be a number.", hint="requests per second, such as 12 or 12/s"
+        )
+    return number / _PER[unit.strip()]
+
+
+def read_dollars(written: float | str | None) -> float | None:
+    """``$60``, ``60/h`` or 60 -> 60.0 US dollars per hour. UsageError for anything else."""
+    if written is None:
+        return None
+    text, _, unit = str(written).lower().replace("usd", "").replace("$", "").partition("/")
+    number = _number(text)
+    if number is None or unit.strip() not in ("", "h", "hr", "hour"):
+        raise UsageError(
+            "Invalid value for '--budget': it must be a number.", hint="US dollars per hour, such as --budget 60"
+        )
+    return number
+
+
+def _number(written: float | str) -> float | None:
+    text = str(written).strip().lower()
+    if not text or _NUMBER.fullmatch(text) is None:
+        return None
+    try:
+        return float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        return None
+
+
+def refuse_beside_file(given: Mapping[str, object]) -> None:
+    """UsageError for an option that says what the file says."""
+    for option, value in given.items():
+        check(value is None, f"{option} cannot be used with --workload", "the file gives the lengths")
+
+
+def with_file(request: PlanRequest, path: Path, part: FilePart) -> PlanRequest:
+    """``request`` with the load of the file: of its busiest five minutes, where neither users nor a rate are given.
+
+    A prefix cache is counted on as far as --prefix-hit-rate says, and what the file would allow is told.
+    """
+    shape = shape_of_file(path, part, request.longest_context)
+    rate, notes = request.requests_per_second, list(shape.notes)
+    if request.num_users is None and rate is None:
+        rate = shape.busiest_rate
+        if rate is not None:
+            rate = float(f"{rate:.4g}")
+            notes.append(f"--request-rate {rate:.3g}: {rates_as_text(shape)}.")
+    check(
+        request.num_users is not None or rate is not None,
+        f"A plan needs a load, and {path.name} gives none: its requests have no times, or all the same one",
+        "give --users 40 or --request-rate 2 beside it",
+    )
+    notes += _of_reuse(request, shape)
+    shares = shape.reused_share is not None
+    trace = TracedLoad(path.name, shape.pairs, shape.gaps, shape.busiest_rate or 0.0, shares)
+    return replace(
+        request,
+        requests_per_second=rate,
+        input_tokens=max(round(shape.input_tokens), 1),
+        output_tokens=max(round(shape.output_tokens), 1),
+        longest_context=request.longest_context or shape.longest,
+        pattern=replace(request.pattern, trace=trace),
+        load_notes=tuple(notes),
+    )
+
+
+def _of_reuse(request: PlanRequest, shape: FileShape) -> list[str]:
+    if shape.reused_share is None:
+        return []
+    found = f"a cache that keeps everything would find {100 * shape.reused_share:.1f} % of the prompts' tokens"
+    counted = "this plan counts none of it; --prefix-hit-rate says what to count on"
+    if request.pattern.sharing.hit_rate is not None:
+        counted = f"this plan counts {100 * request.pattern.sharing.hit_rate:g} %"
+    return [f"prefix cache: {found}; {counted}."]

@@ -22,8 +22,16 @@ from kvplan.planner.choices.deployment import DeploymentChoice, Miss, PlannedDep
 from kvplan.planner.choices.evaluation import evaluate, too_slow
 from kvplan.planner.choices.formats import FormatPair
 from kvplan.planner.choices.sizing import candidate, least_replicas, least_that_answer, one_seat_more, with_fewer_seats
-from kvplan.planner.search.averages import cost_of_tokens, fewest, tpot_to_keep, would_keep
-from kvplan.planner.search.ranking import Price, price_of, rank, within_budget
+from kvplan.planner.search.ranking import (
+    Price,
+    cost_of_tokens,
+    fewest,
+    price_of,
+    rank,
+    tpot_to_keep,
+    within_budget,
+    would_keep,
+)
 
 MOST_PLAYS: Final = 24
 """Most plays of one search: a plan over all GPUs then takes about two seconds on a slow core."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Final, TypedDict
@@ -13,13 +13,14 @@ from kvplan.runs.answers.best_settings import BestSetting, best_settings
 from kvplan.runs.answers.boundaries import find_boundaries
 from kvplan.runs.answers.deploy import model_to_deploy
 from kvplan.runs.answers.outliers import NOISY_CPU_PCT, excluded_runs, noise_reason
+from kvplan.runs.answers.points import BoundaryAxis, Point, lines_along, points_of
 from kvplan.runs.answers.slo_result import SloSummary, search_results, slo_results
-from kvplan.runs.answers.speculation import DraftGain, speculation_gains
 from kvplan.runs.answers.stand_in import StandIn, stand_in
-from kvplan.runs.answers.violations import Violation, find_violations
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import SUMMARY_SCHEMA, Manifest
-from kvplan.runs.rows import has_speed, is_counted, is_measured
+from kvplan.runs.rows import has_speed, is_counted, is_measured, settings_of
+from kvplan.runs.setting_text import settings_text, shown_in
+from kvplan.runs.trials import LOAD_NAMES, TrialSettings
 
 DEFAULT_BLOCK_SIZE: Final = 16
 
@@ -246,3 +247,105 @@ def _is_blind(row: Row) -> bool:
 
 def _error_pct(predicted: float | None, measured: float | None) -> float:
     return 100 * ((predicted or 0.0) - measured) / measured if measured else 0.0
+
+
+class Violation(TypedDict):
+    """Two points of a line along ``axis``: ``failed`` should have worked, because ``worked`` did."""
+
+    axis: str
+    at: dict[str, float | str]
+    worked: float
+    failed: float
+    sentence: str
+
+
+def find_violations(rows: Iterable[Row]) -> list[Violation]:
+    """Memory is expected to be monotone: more utilization and less context can only help a start.
+
+    The highest utilization that survives is a boundary of its own: failures beyond it contradict nothing.
+    """
+    points = points_of(rows)
+    violations = []
+    for line in lines_along(points, "gpu_memory_utilization"):
+        violations += _violations_along("gpu_memory_utilization", _up_to_the_last_start(line))
+    for line in lines_along(points, "max_model_len"):
+        violations += _violations_along("max_model_len", line[::-1])
+    return violations
+
+
+def _violations_along(axis: BoundaryAxis, hardest_first: Sequence[Point]) -> list[Violation]:
+    violations: list[Violation] = []
+    worked: Point | None = None
+    for point in hardest_first:
+        if point.starts:
+            worked = worked or point
+        elif point.fails and worked is not None:
+            violations.append(_violation(axis, worked, point))
+    return violations
+
+
+def _up_to_the_last_start(line: list[Point]) -> list[Point]:
+    last = max((index for index, point in enumerate(line) if point.starts), default=-1)
+    return line[: last + 1]
+
+
+def _violation(axis: BoundaryAxis, worked: Point, failed: Point) -> Violation:
+    good, bad = worked.value(axis), failed.value(axis)
+    return {
+        "axis": axis,
+        "at": failed.others(axis),
+        "worked": good,
+        "failed": bad,
+        "sentence": f"{axis} {bad:,} failed although {good:,} worked with otherwise the same settings",
+    }
+
+
+class DraftGain(TypedDict):
+    """One setting with drafts. gain: tokens a second while it decoded (1 / mean TPOT) over those without drafts.
+
+    gain_predicted: by the load model, at the acceptance that was measured; None without a calibration.
+    """
+
+    num_speculative_tokens: int
+    acceptance_rate: float | None
+    gain: float
+    gain_predicted: float | None
+    sentence: str
+
+
+def speculation_gains(rows: Sequence[Row]) -> list[DraftGain]:
+    """Return for each setting with drafts that also ran without; medians of their runs."""
+    excluded = {exclusion.trial_id for exclusion in excluded_runs(rows)}
+    groups: dict[tuple[TrialSettings, object], list[Row]] = {}
+    for row in rows:
+        if has_speed(row) and row.get("mean_tpot_ms") and row["trial_id"] not in excluded:
+            load = tuple(row.get(name) for name in LOAD_NAMES)
+            groups.setdefault((settings_of(row), load), []).append(row)
+    shown = shown_in(rows)
+    return [
+        _gain(settings, drafted, groups[without], shown)
+        for (settings, load), drafted in groups.items()
+        if settings.num_speculative_tokens
+        and (without := (settings.with_changes(num_speculative_tokens=0), load)) in groups
+    ]
+
+
+def _gain(settings: TrialSettings, drafted: Sequence[Row], plain: Sequence[Row], shown: Sequence[str]) -> DraftGain:
+    gain = _median(plain, "mean_tpot_ms") / _median(drafted, "mean_tpot_ms")
+    predicted = [value for row in drafted if (value := row.get("pred_speculation_gain"))]
+    rates = [value for row in drafted if (value := row.get("acceptance_rate")) is not None]
+    expected, rate = (median(each) if each else None for each in (predicted, rates))
+    accepted = "nothing was drafted" if rate is None else f"{100 * rate:.0f} % of the drafts accepted"
+    beside = "" if expected is None else f", {expected:.2f} predicted at this acceptance"
+    sentence = f"{settings_text(settings, shown)}: {gain:.2f} times the tokens a second{beside} ({accepted})"
+    return {
+        "num_speculative_tokens": settings.num_speculative_tokens,
+        "acceptance_rate": rate,
+        "gain": gain,
+        "gain_predicted": expected,
+        "sentence": sentence,
+    }
+
+
+def _median(rows: Sequence[Row], name: str) -> float:
+    return float(median(row[name] for row in rows))  # type: ignore[literal-required]

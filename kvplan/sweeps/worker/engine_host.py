@@ -12,15 +12,25 @@ from typing import Any
 import torch
 
 import kvplan_engine
-from kvplan.sweeps.worker.kernels import cpu_kernels_notice, unused_kernels_notice
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
-from kvplan.sweeps.worker.protocol import RESERVE, Hello, Message, ReserveMessage, Stage, StageMessage, TrialOrder
+from kvplan.sweeps.worker.protocol import (
+    RESERVE,
+    WITHOUT_KERNELS,
+    Hello,
+    Message,
+    ReserveMessage,
+    Stage,
+    StageMessage,
+    TrialOrder,
+)
 from kvplan.workload.requests import RequestSpec, adapter_of, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, LoRARequest, SamplingParams
 from kvplan_engine.checkpoints.families import KNOWN_ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from kvplan_engine.config import knobs
 from kvplan_engine.device import process_memory
+from kvplan_engine.kernels.cpu.library import kernel_state
 from kvplan_engine.memory.plan import Reserve
+from kvplan_engine.models.device_kernels import REFERENCE
 from kvplan_engine.transformers_backend.ways import chosen_implementation
 
 Send = Callable[[Message], None]
@@ -189,3 +199,19 @@ def timed_request(request: RequestSpec, order: TrialOrder, adapters: Sequence[Lo
     number = adapter_of(request.index, len(adapters))
     adapter = None if number is None else adapters[number]
     return TimedRequest(f"request-{request.index}", request.arrival_seconds, tokens, params, num_output, adapter)
+
+
+def cpu_kernels_notice() -> str | None:
+    """Builds the CPU's kernels, if they are not there, and says what is not as usual about them; None for nothing."""
+    state = kernel_state()
+    if state.absence is not None:
+        hint = f". hint: {state.absence.hint}" if state.absence.hint else ""
+        return f"warning: no CPU kernels, because {state.absence.message}. {WITHOUT_KERNELS}{hint}"
+    return None if state.notice is None else f"note: {state.notice}"
+
+
+def unused_kernels_notice(kernels_name: str | None, dtype: str) -> str | None:
+    """What to say where the CPU's kernels are there, and do not compute in the model's ``dtype``."""
+    if kernels_name != REFERENCE or kernel_state().absence is not None:
+        return None
+    return f"warning: the CPU kernels do not compute in {dtype}. {WITHOUT_KERNELS}. hint: --dtype float32 or bfloat16"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final, cast
 
 import torch
 
 from kvplan.machine.cpu_meter import CpuMeter, cpu_seconds_of
-from kvplan.runs.columns import Row
+from kvplan.runs.columns import COLUMNS, Row
 from kvplan.runs.directory import Series
-from kvplan.sweeps.worker.counted import StepCounter, without_speeds
+from kvplan.runs.request_lines import RequestLine, longest_gap, rounded
 from kvplan.sweeps.worker.engine_host import EngineHost, Send, stage_message, timed_request
 from kvplan.sweeps.worker.failures import classify_failure
-from kvplan.sweeps.worker.load_generator import LoadGenerator, Recording
+from kvplan.sweeps.worker.load_generator import LoadGenerator, Recording, ServingEngine, ServingStats, StepOutput
 from kvplan.sweeps.worker.metrics import (
+    RequestTrace,
     downsampled_series,
     draft_figures,
     goodput_figures,
@@ -22,10 +24,15 @@ from kvplan.sweeps.worker.metrics import (
     serving_figures,
 )
 from kvplan.sweeps.worker.protocol import Stage, TrialOrder, TrialResult
-from kvplan.sweeps.worker.requests import request_lines
 from kvplan.sweeps.worker.watch import TrialWatch
 from kvplan_engine import Engine, EngineError
 from kvplan_engine.device.allocation import is_context_lost
+
+_COUNTS: Final = frozenset(
+    {"completed", "failed", "total_input_tokens", "total_output_tokens", "max_concurrent_requests"}
+)
+"""What the group of throughputs counts, without any time."""
+_NOT_SERVED = "it did not end"
 
 
 def run_trial(host: EngineHost, order: TrialOrder, send: Send) -> TrialResult:
@@ -150,3 +157,64 @@ def memory_figures(engine: Engine) -> Row:
         "num_blocks_total": memory.num_blocks,
         "kv_cache_tokens": engine.scheduler.pool.layout.pool_tokens(memory.num_blocks, engine.max_model_len),
     }
+
+
+def request_lines(traces: Sequence[RequestTrace], trial_id: str, *, timed: bool = True) -> list[RequestLine]:
+    """Return the requests in order of sending. timed: False where nothing was computed, so no time means anything."""
+    start = min((trace.arrival_seconds for trace in traces), default=0.0)
+    return [_line(number, trace, trial_id, start, timed) for number, trace in enumerate(traces)]
+
+
+def _line(number: int, trace: RequestTrace, trial_id: str, start: float, timed: bool) -> RequestLine:
+    is_served = trace.finished and bool(trace.token_times)
+    has_times = timed and is_served
+    due = trace.arrival_seconds if trace.due_seconds is None else trace.due_seconds
+    return {
+        "trial_id": trial_id,
+        "id": number,
+        "scheduled_s": round(due - start, 6) if timed else 0.0,
+        "sent_s": round(trace.arrival_seconds - start, 6) if timed else 0.0,
+        "ttft_s": rounded(trace.ttft_seconds) if has_times else None,
+        "tpot_s": rounded(trace.tpot_seconds) if has_times else None,
+        "itl_max_s": longest_gap(trace.token_times) if has_times else None,
+        "e2el_s": rounded(trace.latency_seconds) if has_times else None,
+        "end_s": rounded(trace.token_times[-1] - start) if has_times else None,
+        "input_tokens": trace.num_prompt_tokens,
+        "cached_tokens": trace.num_cached_tokens,
+        "output_tokens": len(trace.token_times) if is_served else None,
+        "error": None if is_served else trace.error or _NOT_SERVED,
+    }
+
+
+class StepCounter:
+    """``engine`` with a clock beside it that says how many steps it has run."""
+
+    def __init__(self, engine: ServingEngine) -> None:
+        self._engine = engine
+        self._num_steps = 0
+
+    def read(self) -> float:
+        """Steps so far."""
+        return float(self._num_steps)
+
+    @property
+    def stats(self) -> ServingStats:
+        return self._engine.stats
+
+    def add_request(
+        self, request_id: str, prompt_token_ids: list[int], params: Any, *, lora_request: Any = None
+    ) -> object:
+        return self._engine.add_request(request_id, prompt_token_ids, params, lora_request=lora_request)
+
+    def step(self) -> Sequence[StepOutput]:
+        self._num_steps += 1
+        return self._engine.step()
+
+    def has_unfinished_requests(self) -> bool:
+        return self._engine.has_unfinished_requests()
+
+
+def without_speeds(row: Row) -> Row:
+    """``row`` without throughputs and latencies: columns that are empty, not 0."""
+    timed = {column.name for column in COLUMNS if column.group in ("throughput", "latency")} - _COUNTS
+    return cast(Row, {name: value for name, value in row.items() if name not in timed})

@@ -16,8 +16,8 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.commands.printing.queues import server_text
+from kvplan.commands.printing.render import table_lines
 from kvplan.commands.printing.speeds import print_speeds
-from kvplan.commands.printing.table_layout import table_lines
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import EstimateAnswer, EstimateRequest, make_estimate
 from kvplan.estimate.document import speed_document

@@ -16,10 +16,8 @@ from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.replicas.setup import PoolLayout, ReplicaSetup
 from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.routers.in_turn import LeastLoaded
-from kvplan.fleet.scaling.autoscaler import Autoscaler
-from kvplan.fleet.scaling.cold_start import ColdStart
-from kvplan.fleet.scaling.play import play_policy
-from kvplan.fleet.scaling.policy import MetricName, ReplicaPolicy, Trigger
+from kvplan.fleet.scaling.play import Autoscaler, play_policy
+from kvplan.fleet.scaling.policy import ColdStart, MetricName, ReplicaPolicy, Trigger
 from kvplan.fleet.scaling.search import ScalingSearch
 from kvplan.units import GIB
 

@@ -14,7 +14,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.reports import write_reports
 from kvplan.reports.plots.occupancy import chosen_trials
 from kvplan.reports.wording import run_phrase
-from kvplan.runs.answers.capacity import capacity_text
+from kvplan.runs.answers.best_settings import capacity_text
 from kvplan.runs.columns import COLUMNS, Row
 from kvplan.runs.storage.reader import load_run
 from kvplan.sweeps.forecast.under_load import UnderLoad

@@ -13,7 +13,7 @@ from sweep_helpers import tiny_plan
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.speed.steps.step_time import Speed, StepShape, StepTimes
 from kvplan.runs.answers.deploy import deployment_of
-from kvplan.runs.answers.speculation import speculation_gains
+from kvplan.runs.answers.summary import speculation_gains
 from kvplan.runs.columns import Row
 from kvplan.runs.rows import empty_row
 from kvplan.sweeps.drafting import method_of, read_drafting, with_drafts

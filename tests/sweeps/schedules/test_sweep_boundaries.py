@@ -7,8 +7,7 @@ from typing import Any
 
 from kvplan.runs.answers.best_settings import best_settings
 from kvplan.runs.answers.boundaries import find_boundaries
-from kvplan.runs.answers.summary import kv_waste, prediction_errors
-from kvplan.runs.answers.violations import find_violations
+from kvplan.runs.answers.summary import find_violations, kv_waste, prediction_errors
 from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.schedules.lines import frontier_utilizations, make_search

@@ -15,7 +15,7 @@ from sweep_helpers import FAKE_WORKER, tiny_plan
 
 from kvplan.errors import UsageError
 from kvplan.runs.answers.boundaries import find_boundaries
-from kvplan.runs.answers.violations import find_violations
+from kvplan.runs.answers.summary import find_violations
 from kvplan.runs.directory import read_trials
 from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import SETTING_NAMES, TrialSettings

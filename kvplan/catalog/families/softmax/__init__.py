@@ -5,7 +5,6 @@ classic          decoders from before Llama
 windows          each family's rule for sliding windows
 mixtures         mixtures of experts
 heterogeneous    layers that differ in heads, head sizes or feed-forward
-muse             Muse Spark: experts in a latent, gated residuals
 step             Step 5: an index of pools of tokens beside windows
 gemma            Gemma 3n and 4: per-layer embeddings, shared caches
 domyn            heads of each layer's own size: Domyn Edge

@@ -6,19 +6,20 @@ import math
 from dataclasses import replace
 
 from kvplan.catalog.config_view import ConfigView
-from kvplan.catalog.families.common import Body, Sizes, read_sizes
+from kvplan.catalog.families.common import Body, Sizes, decoder_body, read_sizes, softmax_attention
 from kvplan.catalog.families.softmax import mixtures
 from kvplan.catalog.families.softmax.heterogeneous import read_chatglm
-from kvplan.catalog.families.softmax.mixtures import MixtureFamily, ernie_range, read_mixture
-from kvplan.catalog.families.softmax.muse import read_muse_spark
+from kvplan.catalog.families.softmax.mixtures import MixtureFamily, after_dense_ones, ernie_range, read_mixture
 from kvplan.catalog.families.softmax.plain import ATTENTION_BIAS, Flag, PlainFamily, read_plain
+from kvplan.catalog.families.softmax.windows import muse
 from kvplan.catalog.families.wrappers.more_towers import moondream_modules
 from kvplan.catalog.families.wrappers.multimodal import text_section
 from kvplan.catalog.families.wrappers.towers import read_towers
-from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, mixture, norm, outside
+from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_forward, mixture, norm, norms, outside
 from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, MoeFeedForward, RopeSpec
 from kvplan.catalog.tensors import Tensor
 
+_MIXTURE = MoeTraits(latent_size=1, latent_names=("pre_expert_proj", "post_expert_proj"), latent_norm="pre_expert_norm")
 _MOLMO_ROWS = 128
 """Rows of the embedding for tokens that the head does not have."""
 
@@ -211,3 +212,35 @@ def _with_images(layer: LayerSpec, of_images: tuple[Tensor, ...]) -> LayerSpec:
     if not isinstance(part, MoeFeedForward):
         return layer
     return replace(layer, feed_forward=replace(part, tensors=part.tensors + of_images))
+
+
+def read_muse_spark(view: ConfigView) -> Body:
+    """transformers: MuseSparkTextModel. Norms of queries, keys and attention's output have no weights."""
+    if view.config.get("num_shared_experts"):
+        raise view.reject("num_shared_experts", "0 (vLLM serves none)")
+    sizes = read_sizes(view)
+    traits = AttentionTraits(output_gate="separate")
+    windows = muse(view, sizes.layers)
+    mixers = {window: softmax_attention(sizes, traits, window=window) for window in set(windows)}
+    gates = tuple(Tensor(f"residual_gate{index}", (sizes.hidden,), "state") for index in range(2))
+    around = norms(3, sizes.hidden) + gates
+    dense, sparse = feed_forward(sizes.hidden, view.integer("intermediate_size")), _mixture(view, sizes.hidden)
+    kinds = after_dense_ones(view, sizes.layers)
+    layers = [
+        LayerSpec(mixers[window], None, sparse if is_sparse else dense, around)
+        for window, is_sparse in zip(windows, kinds, strict=True)
+    ]
+    return decoder_body(view, sizes, layers, tied=None)
+
+
+def _mixture(view: ConfigView, hidden: int) -> FeedForward:
+    """Each expert's output has a norm, whose weight all share."""
+    inner = view.integer("moe_hidden_size", default=4096)
+    part = mixture(
+        hidden,
+        view.integer("num_local_experts"),
+        view.integer("num_experts_per_tok"),
+        view.integer("moe_intermediate_size"),
+        traits=replace(_MIXTURE, latent_size=inner),
+    )
+    return replace(part, tensors=part.tensors + norm("mlp.post_expert_norm", inner))

@@ -1,10 +1,7 @@
 """The options of ``kvplan sweep``, some of which ``profile`` has too.
 
-panels      headings of the help, and the defaults that it names
-model       the model, its weights, the device
-engine      who serves
+model       the model, its weights, the device; the requests, and how they arrive; headings of the help, and the
+            defaults that it names
+engine      who serves; a service level, searches, boundaries, repetitions; several machines
 axes        the settings that are swept
-workload    the requests, and how they arrive
-goals       a service level, searches, boundaries, repetitions
-spread      several machines
 """

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kvplan.commands.options.sweep.panels import SETTINGS_PANEL
+from kvplan.commands.options.sweep.model import SETTINGS_PANEL
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import AXES, Axis, example_of
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvplan.commands.options.groups import given_options, shown_under
-from kvplan.commands.options.sweep.panels import MODEL_PANEL
+from kvplan.commands.options.sweep.model import GOAL_PANEL, MODEL_PANEL, SPREAD_PANEL
+from kvplan.errors import UsageError
 from kvplan.sweeps.engine_names import OTHER_ENGINES
-from kvplan.sweeps.options import SweepOptions
+from kvplan.sweeps.options import SEARCH_RUNS, SweepOptions
 
 if TYPE_CHECKING:
+    from kvplan.sweeps.cluster.connection import Cluster
     from kvplan.sweeps.hosts import SweptEngine
 
 
@@ -81,3 +84,83 @@ def swept_engine(options: SweepOptions) -> SweptEngine | None:
     from kvplan.engines import registry
 
     return registry.swept_engine(options)
+
+
+@shown_under(GOAL_PANEL)
+@dataclass(frozen=True)
+class GoalOptions:
+    """What to look for, and how carefully."""
+
+    slo: Annotated[
+        list[str] | None, typer.Option(help="Bounds of p99 in ms, such as 'ttft:500 tpot:50', or mlperf:llama3.1-8b.")
+    ] = None
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the largest max_concurrency or request_rate within --slo; with values to choose from: "
+            "max_concurrency=1..64."
+        ),
+    ] = None
+    boundary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Find where max_model_len, gpu_memory_utilization or max_num_seqs stops working: one, a list, "
+            "or a pair such as max_model_len*gpu_memory_utilization."
+        ),
+    ] = None
+    num_runs: Annotated[
+        int | None, typer.Option(help=f"Repetitions of every setting. Default: 1, or {SEARCH_RUNS} with --search.")
+    ] = None
+    rerun: Annotated[
+        bool | None,
+        typer.Option(
+            "--rerun/--no-rerun", help="Run outliers again: those on a busy machine, or far from the other runs."
+        ),
+    ] = None
+    trial_timeout: Annotated[
+        float | None, typer.Option(help="Maximum time to serve one trial, in seconds. Default: from its prediction.")
+    ] = None
+
+
+def given_goals(goals: GoalOptions) -> dict[str, Any]:
+    """The goals as SweepOptions has them: bounds in seconds by name, axes as a tuple."""
+    given = dict(given_options(goals))
+    if "slo" in given:
+        from kvplan.planner.question.slo import measured_bounds
+
+        given["slo_seconds"] = measured_bounds(given.pop("slo"))
+    if "boundary" in given:
+        given["boundary"] = tuple(name.strip() for text in given["boundary"] for name in text.split(","))
+    return given
+
+
+@shown_under(SPREAD_PANEL)
+@dataclass(frozen=True)
+class SpreadOptions:
+    """Several machines."""
+
+    ray: Annotated[
+        str | None, typer.Option(metavar="auto|HOST:PORT", help="Run the trials on the workers of a Ray cluster.")
+    ] = None
+    accelerator_type: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="With --ray: the GPUs to use, as Ray names them, such as L4 or H100."),
+    ] = None
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="K/N", help="Run the K-th of N parts of the plan; `kvplan merge` joins the parts."),
+    ] = None
+
+
+def spread_over(spread: SpreadOptions, options: SweepOptions) -> AbstractContextManager[Cluster | None]:
+    """The cluster to run on; None for this machine. KvplanError where Ray is not installed, or nothing answers."""
+    if spread.ray is None:
+        if spread.accelerator_type is not None:
+            raise UsageError("--accelerator-type is for --ray.", hint="leave it out")
+        return nullcontext()
+    from kvplan.sweeps.session import refuse_searches
+
+    refuse_searches(options)
+    from kvplan.sweeps.cluster.connection import connected
+
+    return connected(spread.ray, spread.accelerator_type)

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, fields
+from typing import Annotated, Final
 
 import typer
 
 from kvplan.commands.options.groups import shown_under
 from kvplan.commands.options.shared import SPECULATIVE_CONFIG_HELP
-from kvplan.commands.options.sweep.panels import DEFAULTS, MODEL_PANEL
+from kvplan.commands.options.trace import FILE_HELP
 from kvplan.errors import UsageError
+from kvplan.sweeps.options import SweepOptions
+
+MODEL_PANEL: Final = "Model and device"
+SETTINGS_PANEL: Final = "Engine settings"
+WORKLOAD_PANEL: Final = "Workload"
+GOAL_PANEL: Final = "Goal"
+SPREAD_PANEL: Final = "Several machines"
+OUTPUT_PANEL: Final = "Output"
+
+DEFAULTS: Final = {option.name: option.default for option in fields(SweepOptions)}
 
 
 @dataclass(frozen=True)
@@ -83,4 +93,35 @@ class MachineOptions:
     device_memory: Annotated[
         str | None,
         typer.Option(help="Total memory of the device, such as 4GiB."),
+    ] = None
+
+
+@shown_under(WORKLOAD_PANEL)
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """The requests, and how they arrive."""
+
+    num_prompts: Annotated[int | None, typer.Option(help="Requests per trial; of a file the first so many.")] = None
+    input_len: Annotated[
+        str | None, typer.Option(help="Prompt tokens: 128, 96..288, or lognormal:MEDIAN:SIGMA[:FIRST..LAST].")
+    ] = None
+    output_len: Annotated[str | None, typer.Option(help="Generated tokens, in the same notation.")] = None
+    num_prefixes: Annotated[
+        int | None, typer.Option(help="Number of shared prefixes that prompts start with. Default: 1.")
+    ] = None
+    prefix_len: Annotated[str | None, typer.Option(help="Tokens per shared prefix, in addition to --input-len.")] = None
+    workload: Annotated[str | None, typer.Option(metavar="FILE", help=FILE_HELP)] = None
+    request_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Arrivals per second; traces are rescaled to this rate. Default: the file's times, or all at once."
+        ),
+    ] = None
+    burstiness: Annotated[
+        float | None,
+        typer.Option(help=f"1 is a Poisson process, less is burstier. Default: {DEFAULTS['burstiness']:g}."),
+    ] = None
+    max_concurrency: Annotated[int | None, typer.Option(help="Maximum number of requests in flight.")] = None
+    seed: Annotated[
+        int | None, typer.Option(help=f"Seed of requests and random weights. Default: {DEFAULTS['seed']}.")
     ] = None
