@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from kvplan_engine.attention.backend import AttentionInputs, AttentionMetadata, AttentionOptions, KvSlots
 from kvplan_engine.attention.cuda import CudaBackend
 from kvplan_engine.attention.layer_cache import uniform_cache
-from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.measuring.support import Bench
 
 BLOCK_SIZE = 16
+EXCLUDED = "launch from Python (captured graph); bytes of queries, outputs and tables are not counted"
 POOL_BYTES = 2 << 30
 """Layers are added until the pool has this size, and read in turn: nothing is in the cache when it is read again."""
 
@@ -175,30 +176,25 @@ def measure_decode_shape(
 ) -> None:
     """One row of decode attention."""
     pool = pool or pool_of(bench, shape)
-    samples = bench.time(lambda: attend_all_layers(backend, pool))
-    seconds = statistics.median(samples) / pool.layers
-    bench.add(
-        Row(
-            "decode",
-            name,
-            pool.kv_bytes / seconds / 1e9,
-            "GB/s",
-            {
-                "model": shape.heads.model,
-                "batch": shape.batch,
-                "context": f"uneven, {shape.context} in the mean" if shape.is_uneven else shape.context,
-                "shared": shape.shared,
-                "layers": pool.layers,
-                "block_size": shape.block_size,
-                "cache": str(shape.cache).removeprefix("torch."),
-            },
-            share=pool.kv_bytes / seconds / copy_rate,
-            reference="copy bandwidth",
-            goal=shape.goal,
-            median_seconds=seconds,
-            samples_seconds=samples,
-            excluded="launch from Python (captured graph); bytes of queries, outputs and tables are not counted",
-        )
+    bench.add_bandwidth(
+        "decode",
+        name,
+        {
+            "model": shape.heads.model,
+            "batch": shape.batch,
+            "context": f"uneven, {shape.context} in the mean" if shape.is_uneven else shape.context,
+            "shared": shape.shared,
+            "layers": pool.layers,
+            "block_size": shape.block_size,
+            "cache": str(shape.cache).removeprefix("torch."),
+        },
+        partial(attend_all_layers, backend, pool),
+        pool.kv_bytes,
+        copy_rate,
+        count=pool.layers,
+        reference="copy bandwidth",
+        goal=shape.goal,
+        excluded=EXCLUDED,
     )
 
 

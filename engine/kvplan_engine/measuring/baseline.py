@@ -12,7 +12,7 @@ import transformers
 
 from kvplan_engine import SamplingParams
 from kvplan_engine.measuring.engine import make_engine, model_config
-from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.measuring.support import Bench
 
 MODELS = {"qwen3-0.6b": (256, 128), "llama-3.1-8b": (64, 64)}
 """Requests and output tokens of each, so that both fit the section's time."""
@@ -39,20 +39,14 @@ def measure_baseline_of(bench: Bench, model: str, count: int, output_len: int) -
     shape = {"model": model, "requests": count, "output_len": output_len}
     tokens = count * output_len
     theirs_name = f"transformers {transformers.__version__} continuous batching"
-    bench.add(Row("baseline", theirs_name, tokens / theirs, "output tokens/s", shape, median_seconds=theirs))
+    bench.add("baseline", theirs_name, tokens / theirs, "output tokens/s", shape, median_seconds=theirs)
     bench.add(
-        Row(
-            "baseline",
-            "engine on the same workload",
-            tokens / ours,
-            "output tokens/s",
-            shape,
-            share=theirs / ours,
-            reference=theirs_name,
-            goal=GOAL,
-            median_seconds=ours,
-            excluded="loading, what either sets up before the first request, and a first small batch",
-        )
+        *("baseline", "engine on the same workload", tokens / ours, "output tokens/s", shape),
+        share=theirs / ours,
+        reference=theirs_name,
+        goal=GOAL,
+        median_seconds=ours,
+        excluded="loading, what either sets up before the first request, and a first small batch",
     )
 
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 
-from kvplan_engine.measuring.support import ROOT, Bench, Row, outcome_of
+from kvplan_engine.measuring.support import ROOT, Bench, outcome_of
 
 # By tool: the checker of shared memory's races is the slower one, and the attention kernels are who uses it.
 _SANITIZED_TESTS = {
@@ -49,26 +49,16 @@ def add_outcome(
     section: str,
     name: str,
     command: list[str],
-    seconds: float,
+    limit: float,
     environment: dict[str, str],
     shape: dict[str, str],
 ) -> None:
-    """A row that says whether ``command`` ended well within ``seconds``."""
+    """A row that says whether ``command`` ended well within ``limit`` seconds."""
     started = time.perf_counter()
-    outcome = outcome_of(command, max(1.0, seconds), sys.stderr, cwd=ROOT, env=environment)
+    outcome = outcome_of(command, max(1.0, limit), sys.stderr, cwd=ROOT, env=environment)
     clean = float(outcome == "exit code 0")
-    bench.add(
-        Row(
-            section,
-            name,
-            clean,
-            "clean",
-            {"outcome": outcome, **shape},
-            share=clean,
-            goal=1.0,
-            median_seconds=time.perf_counter() - started,
-        )
-    )
+    seconds = time.perf_counter() - started
+    bench.add(section, name, clean, "clean", {"outcome": outcome, **shape}, clean, goal=1.0, median_seconds=seconds)
 
 
 def find_tool(name: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
-from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.measuring.support import Bench
 from kvplan_engine.models.loaded_model import LoadedModel
 from kvplan_engine.paths import model_profile_folders
 
@@ -115,24 +115,15 @@ def measure_decode_step(bench: Bench) -> None:
         for batch in batches:
             measured = decode_steps(engine, batch, context, steps)
             moved = weight_bytes_read(engine) + measured.mean_kv_tokens * kv_bytes_per_token(engine)
-            bench.add(
-                Row(
-                    "engine",
-                    "decode step, floor over time",
-                    measured.median_seconds * 1e3,
-                    "ms",
-                    {
-                        "model": "tiny" if bench.dry else "llama-3.1-8b",
-                        "batch": batch,
-                        "context": round(measured.mean_kv_tokens / batch),
-                    },
-                    share=moved / rate / measured.median_seconds,
-                    reference="weights and KV at the best bandwidth",
-                    goal=STEP_GOAL,
-                    median_seconds=measured.median_seconds,
-                    samples_seconds=measured.seconds,
-                    excluded="rows of the embedding, activations",
-                )
+            name, mean = "tiny" if bench.dry else "llama-3.1-8b", round(measured.mean_kv_tokens / batch)
+            bench.add_step(
+                "decode step, floor over time",
+                {"model": name, "batch": batch, "context": mean},
+                measured.seconds,
+                moved / rate,
+                reference="weights and KV at the best bandwidth",
+                goal=STEP_GOAL,
+                excluded="rows of the embedding, activations",
             )
 
 
@@ -199,17 +190,12 @@ def measure_throughput_of(bench: Bench, engine: Engine, name: str, rate: float) 
     kv_tokens = sum(out * prompt + out * (out + 1) // 2 for prompt, out in lengths)
     fewest_steps = max(output_len for _, output_len in lengths)
     moved = kv_tokens * kv_bytes_per_token(engine) + fewest_steps * weight_bytes_read(engine)
+    shape = {"model": name, "requests": count, "steps": num_steps, "preemptions": engine.stats.num_preemptions}
     bench.add(
-        Row(
-            "engine",
-            "offline throughput",
-            output_tokens / seconds,
-            "output tokens/s",
-            {"model": name, "requests": count, "steps": num_steps, "preemptions": engine.stats.num_preemptions},
-            share=moved / rate / seconds,
-            reference="KV and weights at the best bandwidth",
-            goal=THROUGHPUT_GOAL,
-            median_seconds=seconds,
-            excluded="loading; the prompts' computation is in the time and not in the roofline",
-        )
+        *("engine", "offline throughput", output_tokens / seconds, "output tokens/s", shape),
+        share=moved / rate / seconds,
+        reference="KV and weights at the best bandwidth",
+        goal=THROUGHPUT_GOAL,
+        median_seconds=seconds,
+        excluded="loading; the prompts' computation is in the time and not in the roofline",
     )

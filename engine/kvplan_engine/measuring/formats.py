@@ -89,5 +89,5 @@ def _measure_experts(bench: Bench, model: str, sizes: tuple[int, int, int, int],
 
 
 def _add(bench: Bench, name: str, shape: dict[str, Any], work: Callable[[], object], moved: int, rate: float) -> None:
-    excluded = "bytes of inputs and outputs are not counted"
-    bench.add_bandwidth(("formats", name, shape), work, moved, rate, "the best bandwidth", excluded)
+    said = "bytes of inputs and outputs are not counted"
+    bench.add_bandwidth("formats", name, shape, work, moved, rate, reference="the best bandwidth", excluded=said)

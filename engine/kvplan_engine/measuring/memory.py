@@ -16,7 +16,7 @@ from typing import Any
 
 from kvplan_engine import Engine, EngineConfig, EngineError, SamplingParams
 from kvplan_engine.measuring.engine import DRY_CONFIG, kv_bytes_per_token, model_config
-from kvplan_engine.measuring.support import Bench, Row, outcome_of
+from kvplan_engine.measuring.support import Bench, outcome_of
 
 MODEL = "llama-3.1-8b"
 OUTPUT_LEN = 64
@@ -98,7 +98,7 @@ def measure_edge(bench: Bench, seconds: float) -> None:
         outcome = f"{error.status}: {error.message}"
     seconds = time.perf_counter() - started
     shape["outcome"] = outcome
-    bench.add(Row("memory", "utilization 0.99", 100 * served, "% of blocks", shape, median_seconds=seconds))
+    bench.add("memory", "utilization 0.99", 100 * served, "% of blocks", shape, median_seconds=seconds)
     bench.release_memory()
 
 
@@ -110,24 +110,18 @@ def measure_sequences(bench: Bench, context: int, ends_at: float) -> None:
     count = min(room + 2, 6) if bench.dry else room + 2
     enough = min(room, count)
     filled = fill(engine, count, context - output_len, output_len, ends_at - time.perf_counter(), enough)
-    pool_gib = engine.memory.kv_pool_bytes / 1024**3
+    shape = {
+        "model": "tiny" if bench.dry else MODEL,
+        "context": context,
+        "pool_gib": round(engine.memory.kv_pool_bytes / 1024**3, 2),
+        "kv_bytes_per_token": int(kv_bytes_per_token(engine)),
+        "preemptions": filled.num_preemptions,
+    }
     bench.add(
-        Row(
-            "memory",
-            "sequences at once",
-            filled.most_running,
-            "sequences",
-            {
-                "model": "tiny" if bench.dry else MODEL,
-                "context": context,
-                "pool_gib": round(pool_gib, 2),
-                "kv_bytes_per_token": int(kv_bytes_per_token(engine)),
-                "preemptions": filled.num_preemptions,
-            },
-            share=filled.most_running / enough,
-            reference="room for whole sequences in the pool",
-            median_seconds=filled.seconds,
-        )
+        *("memory", "sequences at once", filled.most_running, "sequences", shape),
+        share=filled.most_running / enough,
+        reference="room for whole sequences in the pool",
+        median_seconds=filled.seconds,
     )
     engine.close()
     bench.release_memory()
@@ -207,7 +201,7 @@ def add_predictions(bench: Bench, rows: list[dict[str, Any]], seconds: float, en
         "reference": "rows with a pool",
     }
     shape = {"rows": len(rows), "sweep": ended, **statuses}
-    bench.add(Row("sweep", "bytes per block predicted exactly", exact, "rows", shape, exact / len(pools), **common))
+    bench.add("sweep", "bytes per block predicted exactly", exact, "rows", shape, exact / len(pools), **common)
     near = sum(error <= WITHIN for error in errors)
     shape = {"rows": len(rows), "worst_pct": round(100 * max(errors), 3)}
-    bench.add(Row("sweep", "blocks predicted within 2 %", near, "rows", shape, near / len(pools), **common))
+    bench.add("sweep", "blocks predicted within 2 %", near, "rows", shape, near / len(pools), **common)

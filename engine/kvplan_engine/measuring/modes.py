@@ -23,7 +23,7 @@ from kvplan_engine.measuring.engine import (
     length_limit,
     make_engine,
 )
-from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.measuring.support import Bench
 
 # Where a decode step's time goes: the kernels of replayed steps by torch's profiler, and the gaps between them.
 
@@ -79,36 +79,25 @@ def add_rows(bench: Bench, model: str, batch: int, spans: list[Span]) -> None:
         raise RuntimeError("the profiler saw nothing on the device")
     whole = max(span.end for span in spans) - spans[0].begin
     gaps = gaps_between(spans)
-    seconds = whole / STEPS / 1e6
-    shape = {"model": model, "batch": batch, "launches": len(spans) // STEPS}
+    shape: dict[str, object] = {"model": model, "batch": batch, "launches": len(spans) // STEPS}
+    shape |= {"gaps_us": round(sum(gaps) / STEPS, 1), "largest_gap_us": round(max(gaps, default=0.0), 1)}
     bench.add(
-        Row(
-            "profile",
-            "one decode step",
-            whole / STEPS,
-            "us",
-            shape | {"gaps_us": round(sum(gaps) / STEPS, 1), "largest_gap_us": round(max(gaps, default=0.0), 1)},
-            share=1 - sum(gaps) / whole,
-            reference="first kernel to last, of which something ran",
-            median_seconds=seconds,
-            excluded="profiling makes each launch a little slower",
-        )
+        *("profile", "one decode step", whole / STEPS, "us", shape),
+        share=1 - sum(gaps) / whole,
+        reference="first kernel to last, of which something ran",
+        median_seconds=whole / STEPS / 1e6,
+        excluded="profiling makes each launch a little slower",
     )
     times, counts = Counter[str](), Counter(span.name for span in spans)
     for span in spans:
         times[span.name] += span.end - span.begin  # type: ignore[assignment]
     for kernel, microseconds in times.most_common(MOST_KERNELS):
+        shape = {"model": model, "batch": batch, "kernel": kernel[:80], "launches": counts[kernel] // STEPS}
         bench.add(
-            Row(
-                "profile",
-                "one decode step's kernel",
-                microseconds / STEPS,
-                "us",
-                {"model": model, "batch": batch, "kernel": kernel[:80], "launches": counts[kernel] // STEPS},
-                share=microseconds / whole,
-                reference="the step",
-                median_seconds=microseconds / STEPS / 1e6,
-            )
+            *("profile", "one decode step's kernel", microseconds / STEPS, "us", shape),
+            share=microseconds / whole,
+            reference="the step",
+            median_seconds=microseconds / STEPS / 1e6,
         )
 
 
@@ -176,21 +165,10 @@ def _measure_modes(
         engine.reconfigure(**settings)
         for batch in batches:
             measured = decode_steps(engine, batch, context, steps)
-            median = measured.median_seconds
-            eager.setdefault(batch, median)
-            bench.add(
-                Row(
-                    "engine",
-                    f"decode step, {mode}",
-                    median * 1e3,
-                    "ms",
-                    {"model": name, "batch": batch, "context": context, "graph_bytes": engine.memory.graph_bytes},
-                    share=eager[batch] / median,
-                    reference="the eager step of the same batch",
-                    median_seconds=median,
-                    samples_seconds=measured.seconds,
-                )
-            )
+            eager.setdefault(batch, measured.median_seconds)
+            shape = {"model": name, "batch": batch, "context": context, "graph_bytes": engine.memory.graph_bytes}
+            reference = "the eager step of the same batch"
+            bench.add_step(f"decode step, {mode}", shape, measured.seconds, eager[batch], reference=reference)
 
 
 def measure_prompt_steps(bench: Bench, engine: Engine, name: str) -> None:
@@ -201,21 +179,10 @@ def measure_prompt_steps(bench: Bench, engine: Engine, name: str) -> None:
         engine.reconfigure(async_scheduling=False, **settings)
         for length in lengths:
             seconds = prompt_steps(engine, batch, length, steps)
-            median = statistics.median(seconds)
-            eager.setdefault(length, median)
-            bench.add(
-                Row(
-                    "engine",
-                    f"step with a prompt, {mode}",
-                    median * 1e3,
-                    "ms",
-                    {"model": name, "batch": batch, "prompt": length},
-                    share=eager[length] / median,
-                    reference="the eager step with the same prompt",
-                    median_seconds=median,
-                    samples_seconds=seconds,
-                )
-            )
+            eager.setdefault(length, statistics.median(seconds))
+            shape = {"model": name, "batch": batch, "prompt": length}
+            reference = "the eager step with the same prompt"
+            bench.add_step(f"step with a prompt, {mode}", shape, seconds, eager[length], reference=reference)
 
 
 def prompt_steps(engine: Engine, batch: int, length: int, steps: int) -> list[float]:
@@ -245,17 +212,6 @@ def measure_random(bench: Bench) -> None:
             greedy = decode_steps(engine, batch, context, steps).median_seconds
             for way, sampling in RANDOM.items():
                 measured = decode_steps(engine, batch, context, steps, sampling)
-                bench.add(
-                    Row(
-                        "engine",
-                        f"decode step, {way}",
-                        measured.median_seconds * 1e3,
-                        "ms",
-                        {"model": name, "batch": batch, "context": context},
-                        share=greedy / measured.median_seconds,
-                        reference="the greedy step of the same batch",
-                        goal=RANDOM_GOAL,
-                        median_seconds=measured.median_seconds,
-                        samples_seconds=measured.seconds,
-                    )
-                )
+                said = {"reference": "the greedy step of the same batch", "goal": RANDOM_GOAL}
+                shape = {"model": name, "batch": batch, "context": context}
+                bench.add_step(f"decode step, {way}", shape, measured.seconds, greedy, **said)

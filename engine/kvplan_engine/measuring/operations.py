@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from kvplan_engine.kernels.arguments import InputRows
 from kvplan_engine.kernels.cuda.products.skinny import ACTIVATIONS, MOST_ROWS, CudaSkinny, multiplies_few_rows
 from kvplan_engine.kernels.cuda.sampling import DRAW_ROW, CudaDraws, StepTokens
 from kvplan_engine.measuring.attention import BLOCK_SIZE, DRY_HEADS, LLAMA
-from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.measuring.support import Bench
 from kvplan_engine.memory.workspace import HostPool
 
 RANDOM = {"key": 7, "scale": 1.8, "max_distance": math.inf, "top_p": 1.0}
@@ -75,7 +74,7 @@ def measure_draws(bench: Bench, logits: torch.Tensor, best: torch.Tensor, copy_r
 
 def measure_operation(bench: Bench, name: str, work: Callable[[], object], moved: int, copy_rate: float) -> None:
     """One row: ``moved`` bytes over the time of ``work``."""
-    bench.add_bandwidth(("operations", name, {"bytes": moved}), work, moved, copy_rate, "copy bandwidth")
+    bench.add_bandwidth("operations", name, {"bytes": moved}, work, moved, copy_rate, reference="copy bandwidth")
 
 
 def measure_write(bench: Bench, copy_rate: float) -> None:
@@ -196,19 +195,5 @@ def _add_product(
     rate: float,
 ) -> None:
     """One row: a weight's bytes over its share of the time of ``work``, which multiplies with all of them."""
-    samples = bench.time(work)
-    seconds = statistics.median(samples) / len(weights)
-    bench.add(
-        Row(
-            "products",
-            name,
-            weights[0].nbytes / seconds / 1e9,
-            "GB/s",
-            shape,
-            share=weights[0].nbytes / seconds / rate,
-            reference="the best bandwidth",
-            median_seconds=seconds,
-            samples_seconds=samples,
-            excluded="bytes of inputs and outputs are not counted",
-        )
-    )
+    said = {"reference": "the best bandwidth", "excluded": "bytes of inputs and outputs are not counted"}
+    bench.add_bandwidth("products", name, shape, work, weights[0].nbytes, rate, count=len(weights), **said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvplan_engine.attention.cuda import CudaBackend
-from kvplan_engine.measuring.attention import DRY_HEADS, LLAMA, ModelHeads, attend_all_layers, make_pool
-from kvplan_engine.measuring.support import Bench, Row
+from kvplan_engine.measuring.attention import DRY_HEADS, EXCLUDED, LLAMA, ModelHeads, Pool, attend_all_layers, make_pool
+from kvplan_engine.measuring.support import Bench
 
 GOAL = 0.90  # of flash attention's rate
 
@@ -64,13 +65,9 @@ def measure_prefill(bench: Bench) -> None:
             measure_short_shape(bench, heads, shape, kernel, copy_rate)
 
 
-def seconds_of(
-    bench: Bench, heads: ModelHeads, shape: PrefillShape, backend: CudaBackend
-) -> tuple[float, list[float], int]:
-    """Return the seconds of one layer: the median, the samples of all layers together, and the bytes of its KV."""
-    pool = make_pool(bench, heads, [shape.prefix + shape.new_tokens] * shape.batch, shape.new_tokens)
-    samples = bench.time(lambda: attend_all_layers(backend, pool))
-    return statistics.median(samples) / pool.layers, samples, pool.kv_bytes
+def pool_of_prompts(bench: Bench, heads: ModelHeads, shape: PrefillShape) -> Pool:
+    """The pool of a step of ``shape``."""
+    return make_pool(bench, heads, [shape.prefix + shape.new_tokens] * shape.batch, shape.new_tokens)
 
 
 def measure_shape(
@@ -84,7 +81,9 @@ def measure_shape(
 
     their_seconds: of yardsticks that have been measured; None for one that torch lacks.
     """
-    seconds, samples, _ = seconds_of(bench, heads, shape, kernel.backend)
+    pool = pool_of_prompts(bench, heads, shape)
+    samples = bench.time(partial(attend_all_layers, kernel.backend, pool))
+    seconds = statistics.median(samples) / pool.layers
     rate = 4 * heads.query * heads.size * shape.batch * shape.visible_pairs / seconds
     whole = PrefillShape(shape.batch, shape.prefix + shape.new_tokens, 0)
     for name, backend in YARDSTICKS.items():
@@ -95,19 +94,13 @@ def measure_shape(
             continue
         their_rate = 4 * heads.query * heads.size * whole.batch * whole.visible_pairs / theirs
         bench.add(
-            Row(
-                "prefill",
-                kernel.name,
-                rate / 1e12,
-                "TFLOP/s",
-                {"model": heads.model, **shape._asdict()},
-                share=rate / their_rate,
-                reference=f"{name}'s rate over the whole sequence" if shape.prefix else name,
-                goal=GOAL if backend is SDPBackend.FLASH_ATTENTION else None,
-                median_seconds=seconds,
-                samples_seconds=samples,
-                excluded="launch from Python (captured graph); masked pairs are not counted as work",
-            )
+            *("prefill", kernel.name, rate / 1e12, "TFLOP/s", {"model": heads.model, **shape._asdict()}),
+            share=rate / their_rate,
+            reference=f"{name}'s rate over the whole sequence" if shape.prefix else name,
+            goal=GOAL if backend is SDPBackend.FLASH_ATTENTION else None,
+            median_seconds=seconds,
+            samples_seconds=samples,
+            excluded="launch from Python (captured graph); masked pairs are not counted as work",
         )
 
 
@@ -117,7 +110,7 @@ def measure_yardstick(bench: Bench, heads: ModelHeads, shape: PrefillShape, name
     if seconds is not None:
         rate = 4 * heads.query * heads.size * shape.batch * shape.visible_pairs / seconds
         length = {"model": heads.model, "batch": shape.batch, "length": shape.new_tokens}
-        bench.add(Row("prefill", name, rate / 1e12, "TFLOP/s", length, median_seconds=seconds))
+        bench.add("prefill", name, rate / 1e12, "TFLOP/s", length, median_seconds=seconds)
     return seconds
 
 
@@ -125,20 +118,17 @@ def measure_short_shape(
     bench: Bench, heads: ModelHeads, shape: PrefillShape, kernel: TimedKernel, copy_rate: float
 ) -> None:
     """Few queries read the KV of many tokens: bytes over time, as a decode step is measured."""
-    seconds, samples, kv_bytes = seconds_of(bench, heads, shape, kernel.backend)
-    bench.add(
-        Row(
-            "prefill",
-            f"{kernel.name}, few queries behind a long prefix",
-            kv_bytes / seconds / 1e9,
-            "GB/s",
-            {"model": heads.model, **shape._asdict()},
-            share=kv_bytes / seconds / copy_rate,
-            reference="copy bandwidth",
-            median_seconds=seconds,
-            samples_seconds=samples,
-            excluded="launch from Python (captured graph); bytes of queries, outputs and tables are not counted",
-        )
+    pool = pool_of_prompts(bench, heads, shape)
+    bench.add_bandwidth(
+        "prefill",
+        f"{kernel.name}, few queries behind a long prefix",
+        {"model": heads.model, **shape._asdict()},
+        partial(attend_all_layers, kernel.backend, pool),
+        pool.kv_bytes,
+        copy_rate,
+        count=pool.layers,
+        reference="copy bandwidth",
+        excluded=EXCLUDED,
     )
 
 

@@ -126,8 +126,9 @@ class Bench:
         """A backend whose decode kernel has another shape."""
         return CudaBackend(self.runtime, decode_warps=warps, decode_stages=stages)
 
-    def add(self, row: Row) -> None:
-        """Keep a row, write it and say it at once: what comes later may fail."""
+    def add(self, *fields: Any, **named: Any) -> None:
+        """Keep a ``Row`` of these fields, write it and say it at once: what comes later may fail."""
+        row = Row(*fields, **named)
         self.rows.append(row)
         if self.out is not None:
             with self.out.open("a") as file:
@@ -141,31 +142,28 @@ class Bench:
 
     def add_bandwidth(
         self,
-        place: tuple[str, str, dict[str, Any]],
+        section: str,
+        name: str,
+        shape: dict[str, Any],
         work: Callable[[], object],
         moved: int,
         rate: float,
-        reference: str,
-        excluded: str = "",
+        *,
+        count: int = 1,
+        **others: Any,
     ) -> None:
-        """Time ``work``, and add a row of section, name and shape: ``moved`` bytes a second, beside the ``rate``."""
+        """Time ``work``, which moves so many bytes ``count`` times; a row of bytes a second, beside the ``rate``."""
         samples = self.time(work)
-        seconds = statistics.median(samples)
-        section, name, shape = place
-        self.add(
-            Row(
-                section,
-                name,
-                moved / seconds / 1e9,
-                "GB/s",
-                shape,
-                share=moved / seconds / rate,
-                reference=reference,
-                median_seconds=seconds,
-                samples_seconds=samples,
-                excluded=excluded,
-            )
-        )
+        seconds = statistics.median(samples) / count
+        timed = {"median_seconds": seconds, "samples_seconds": samples}
+        speed = moved / seconds
+        self.add(section, name, speed / 1e9, "GB/s", shape, share=speed / rate, **timed, **others)
+
+    def add_step(self, name: str, shape: dict[str, Any], samples: list[float], wanted: float, **others: Any) -> None:
+        """Add a row of a step of the engine, in milliseconds, beside the ``wanted`` seconds of ``reference``."""
+        median = statistics.median(samples)
+        timed = {"median_seconds": median, "samples_seconds": samples}
+        self.add("engine", name, median * 1e3, "ms", shape, share=wanted / median, **timed, **others)
 
     def seconds_left(self) -> float:
         """Until this section is stopped."""
@@ -251,7 +249,7 @@ class Bench:
 
     def _rate(self, name: str, moved: int, work: Callable[[], object], graph: bool = True) -> float:
         seconds = statistics.median(self.time(work, graph))
-        self.add(Row("device", name, moved / seconds / 1e9, "GB/s", {"bytes": moved}, median_seconds=seconds))
+        self.add("device", name, moved / seconds / 1e9, "GB/s", {"bytes": moved}, median_seconds=seconds)
         return moved / seconds
 
 

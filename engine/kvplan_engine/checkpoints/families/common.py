@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints import fields
-from kvplan_engine.description.feed_forward import Mixture, Mlp
-from kvplan_engine.description.mixers import FULL, Attention, Kept, Rope
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
+from kvplan_engine.description.mixers import FULL, Attention, Kept, Mixer, Rope
+from kvplan_engine.description.model import Layer, ModelDescription, Shape, WeightFactor
 from kvplan_engine.description.norms import NormKind, NormPlaces, Norms
 
 Config = Mapping[str, Any]
@@ -19,6 +19,41 @@ def model(config: Config, layers: Iterable[Layer], norm: Norms, **others: Any) -
     """A model of ``layers``, equal ones as one object. others: as for ``fields.decoder``."""
     known: dict[Layer, Layer] = {}
     return fields.decoder(config, [known.setdefault(layer, layer) for layer in layers], norm, **others)
+
+
+def decoder(
+    config: Config,
+    norm: Norms,
+    mixers: Sequence[Mixer | tuple[Mixer, ...]] | Mixer,
+    parts: Sequence[FeedForward | None] | FeedForward | None,
+    sparse: Sequence[bool] | None = None,
+    *,
+    dense: Mlp | None = None,
+    shapes: Sequence[Shape] | Sequence[tuple[Shape, ...]] = (),
+    factors: tuple[WeightFactor, ...] = (),
+    residual_scale: float = 1.0,
+    **others: Any,
+) -> ModelDescription:
+    """A model of layers between norms of one kind. A list has what each layer has, all else is the same in all.
+
+    mixers: several in one layer are a tuple. parts: its feed-forwards, in layers that are not ``sparse`` ``dense`` in
+    their place, or an MLP by the usual keys. shapes: parameters of no part. others: as for ``model``.
+    """
+    listed = next((each for each in (mixers, parts, sparse, shapes) if isinstance(each, list)), None)
+    number = int(config["num_hidden_layers"]) if listed is None else len(listed)
+    if sparse is not None and not all(sparse):
+        plain = mlp(config) if dense is None else dense
+        parts = [part if each else plain for part, each in zip(_each(parts, number), sparse, strict=True)]
+    rows = zip(_each(mixers, number), _each(parts, number), _each(shapes, number), strict=True)
+    layers = [
+        Layer(mixer if isinstance(mixer, tuple) else (mixer,), part, norm, residual_scale, own, factors=factors)
+        for mixer, part, own in rows
+    ]
+    return model(config, layers, norm, **others)
+
+
+def _each(given: Any, number: int) -> list[Any]:
+    return given if isinstance(given, list) else [given] * number
 
 
 def attention(config: Config, *, kept: Kept = FULL, layer_type: str = "", **others: Any) -> Attention:
@@ -81,6 +116,28 @@ def routed(config: Config, experts: str | tuple[str, ...], shared: int = 0, **ot
     if "expert" not in others:
         usual["expert"] = mlp(config, whole(config, "moe_intermediate_size"), bias=False)
     return Mixture(**(usual | others))
+
+
+def after_dense_ones(config: Config, first: int = 0) -> list[bool]:
+    """Which layers have experts: all behind ``first_k_dense_replace``, or one in ``moe_layer_freq`` of those.
+
+    first: where the config does not say. ``mlp_layer_types``, as transformers 5 writes it, or a list of
+    ``moe_layer_freq`` says it layer by layer.
+    """
+    number = int(config["num_hidden_layers"])
+    types, every = config.get("mlp_layer_types"), config.get("moe_layer_freq", 1)
+    if types is not None:
+        return [kind == "sparse" for kind in types[:number]]
+    if isinstance(every, list):
+        return [bool(flag) for flag in every]
+    first = whole(config, "first_k_dense_replace", default=first)
+    return [index >= first and index % int(every) == 0 for index in range(number)]
+
+
+def stepped(config: Config) -> list[bool]:
+    """Qwen's rule: every ``decoder_sparse_step``-th layer but those in ``mlp_only_layers``."""
+    dense, step = set(config.get("mlp_only_layers") or ()), whole(config, "decoder_sparse_step", default=1)
+    return [index not in dense and (index + 1) % step == 0 for index in range(int(config["num_hidden_layers"]))]
 
 
 def with_layers(model: ModelDescription, change: Callable[[Layer], Layer]) -> ModelDescription:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, mlp, model, norms
+from kvplan_engine.checkpoints.families.common import attention, decoder, mlp, norms
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.fields import activation, head_size, kv_heads
 from kvplan_engine.description.feed_forward import Mlp
 from kvplan_engine.description.mixers import Attention, CrossAttention
-from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.description.model import ModelDescription, Shape
 from kvplan_engine.description.norms import Norms
 
 _IMAGE_ROWS = 8
@@ -23,14 +23,20 @@ def read_mllama(config: dict[str, Any]) -> ModelDescription:
     """transformers: MllamaTextModel, of the ``text_config`` in ``config``, and what its vision tower gives."""
     text = {**config["text_config"], "architectures": config["architectures"]}
     text.setdefault("dtype", text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype"))
-    norm, feed_forward = norms(text), mlp(text, bias=False)
-    plain = Layer((attention(text, qkv_bias=False, output_bias=False),), feed_forward, norm)
+    plain = attention(text, qkv_bias=False, output_bias=False)
+    cross = _cross_attention(text, config.get("vision_config") or {})
     gates = (Shape("cross_attn_attn_gate", (1,)), Shape("cross_attn_mlp_gate", (1,)))
-    cross = Layer((_cross_attention(text, config.get("vision_config") or {}),), feed_forward, norm, others=gates)
-    crossing = set(text.get("cross_attention_layers") or (3, 8, 13, 18, 23, 28, 33, 38))
-    layers = [cross if index in crossing else plain for index in range(int(text["num_hidden_layers"]))]
-    image_rows = Shape("embedding.image_rows", (_IMAGE_ROWS, int(text["hidden_size"])))
-    return model(text, layers, norm, max_positions=131072, others=(image_rows,))
+    named = set(text.get("cross_attention_layers") or (3, 8, 13, 18, 23, 28, 33, 38))
+    crossing = [index in named for index in range(int(text["num_hidden_layers"]))]
+    return decoder(
+        text,
+        norms(text),
+        [cross if each else plain for each in crossing],
+        mlp(text, bias=False),
+        shapes=[gates if each else () for each in crossing],
+        max_positions=131072,
+        others=(Shape("embedding.image_rows", (_IMAGE_ROWS, int(text["hidden_size"]))),),
+    )
 
 
 def _cross_attention(text: dict[str, Any], vision: dict[str, Any]) -> CrossAttention:
@@ -50,19 +56,20 @@ def read_t5(config: dict[str, Any]) -> ModelDescription:
     Scores are not scaled. ``n_positions`` is the length of the training data and limits nothing.
     """
     hidden, heads, size = int(config["d_model"]), int(config["num_heads"]), int(config["d_kv"])
-    norm = norms(config, key="layer_norm_epsilon")
-    mixers = (Attention(heads, heads, size, size, scale=1.0), CrossAttention(heads, heads, size, size))
     cross_norm = Shape("cross_attention_norm", (hidden,))
     bias = Shape("relative_attention_bias", (_buckets(config), heads))
     number = int(config.get("num_decoder_layers") or config["num_layers"])
-    in_all = _family(config) == "UMT5"
-    layers = [
-        Layer(mixers, _mlp(config), norm, others=(cross_norm, bias) if in_all or index == 0 else (cross_norm,))
-        for index in range(number)
-    ]
-    own = {"hidden_size": hidden, "max_position_embeddings": None}
-    encoder = _encoder_shapes(config, num_biases=int(config["num_layers"]) if in_all else 1)
-    return model({**config, **own}, layers, norm, max_positions=None, tied=True, others=encoder)
+    in_all = config["architectures"][0].startswith("UMT5")
+    return decoder(
+        {**config, "hidden_size": hidden, "max_position_embeddings": None},
+        norms(config, key="layer_norm_epsilon"),
+        (Attention(heads, heads, size, size, scale=1.0), CrossAttention(heads, heads, size, size)),
+        _mlp(config),
+        shapes=[(cross_norm, bias) if in_all or index == 0 else (cross_norm,) for index in range(number)],
+        max_positions=None,
+        tied=True,
+        others=_encoder_shapes(config, num_biases=int(config["num_layers"]) if in_all else 1),
+    )
 
 
 def _encoder_shapes(config: dict[str, Any], num_biases: int) -> tuple[Shape, ...]:
@@ -81,10 +88,6 @@ def _buckets(config: dict[str, Any]) -> int:
     return int(config.get("relative_attention_num_buckets", 32))
 
 
-def _family(config: dict[str, Any]) -> str:
-    return str(config["architectures"][0]).removesuffix("ForConditionalGeneration")
-
-
 def _mlp(config: dict[str, Any]) -> Mlp:
     """``feed_forward_proj`` is an activation, behind "gated-" where it has a gate; a gated GELU is the tanh formula."""
     *gate, name = str(config.get("feed_forward_proj", "relu")).split("-")
@@ -99,27 +102,25 @@ def read_whisper(config: dict[str, Any]) -> ModelDescription:
     """transformers: WhisperDecoder. Queries, values and outputs have biases, keys have none."""
     hidden, heads = int(config["d_model"]), int(config["decoder_attention_heads"])
     size = hidden // heads
-    norm = Norms("layer", 1e-5)
     tokens = int(config.get("max_source_positions", 1500))
     mixers = (
         Attention(heads, heads, size, size, scale=size**-0.5, output_bias=True),
         CrossAttention(heads, heads, size, size, encoder_tokens=tokens, bias=True),
     )
     names = ("query.bias", "value.bias", "cross_attention_norm.weight", "cross_attention_norm.bias")
-    others = tuple(Shape(name, (hidden,)) for name in names)
     act = activation(config.get("activation_function", "gelu"))
     feed_forward = Mlp(int(config["decoder_ffn_dim"]), act, gated=False, bias=True)
-    layer = Layer(mixers, feed_forward, norm, others=others)
     positions = int(config.get("max_target_positions", 448))
-    own = {"hidden_size": hidden, "max_position_embeddings": positions}
-    scale = hidden**0.5 if config.get("scale_embedding", False) else 1.0
-    return model(
+    own = {"hidden_size": hidden, "num_hidden_layers": config["decoder_layers"], "max_position_embeddings": positions}
+    return decoder(
         {**config, **own},
-        [layer] * int(config["decoder_layers"]),
-        norm,
+        Norms("layer", 1e-5),
+        mixers,
+        feed_forward,
+        shapes=tuple(Shape(name, (hidden,)) for name in names),
         tied=True,
         learned_positions=positions,
-        embedding_scale=scale,
+        embedding_scale=hidden**0.5 if config.get("scale_embedding", False) else 1.0,
     )
 
 

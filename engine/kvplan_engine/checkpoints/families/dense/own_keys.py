@@ -106,19 +106,23 @@ STARCODER2 = Family(
 )
 
 
-def _gpt2(config: dict[str, Any]) -> ModelDescription:
-    """GPT-2: learned positions, LayerNorm, biases everywhere, an MLP without a gate."""
+def _gpt_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """GPT-2's keys, which others took over, under Llama's names."""
     hidden, heads = int(config["n_embd"]), int(config["n_head"])
     if hidden % heads:
         raise ValueError(f"n_embd {hidden} is not a multiple of n_head {heads}")
     positions = int(config.get("n_positions") or config["n_ctx"])
     own = {"hidden_size": hidden, "num_attention_heads": heads, "max_position_embeddings": positions}
-    keys = config | own | {"intermediate_size": int(config.get("n_inner") or 4 * hidden)}
+    return config | own | {"intermediate_size": int(config.get("n_inner") or 4 * hidden)}
+
+
+def _gpt2(config: dict[str, Any], act: str = "gelu_new", **own: Any) -> ModelDescription:
+    """GPT-2: learned positions, LayerNorm, biases everywhere, an MLP without a gate. act: the default."""
+    keys = _gpt_keys(config) | own
     norms = Norms("layer", float(config.get("layer_norm_epsilon", 1e-5)))
-    feed_forward = mlp(
-        keys, activation=activation(config.get("activation_function", "gelu_new")), gated=False, bias=True
-    )
-    layer = Layer((attention(keys, rope=None, qkv_bias=True, output_bias=True),), feed_forward, norms)
+    inner = mlp(keys, activation=activation(config.get("activation_function", act)), gated=False, bias=True)
+    layer = Layer((attention(keys, rope=None, qkv_bias=True, output_bias=True),), inner, norms)
+    positions = keys["max_position_embeddings"]
     return decoder(keys, [layer] * int(config["n_layer"]), norms, tied=True, learned_positions=positions)
 
 
@@ -144,19 +148,8 @@ GPT2 = Family(
 
 def _gpt_bigcode(config: dict[str, Any]) -> ModelDescription:
     """StarCoder and SantaCoder: GPT-2 with one KV head for all query heads."""
-    hidden, heads = int(config["n_embd"]), int(config["n_head"])
-    positions = int(config["n_positions"])
-    own = {"hidden_size": hidden, "num_attention_heads": heads, "max_position_embeddings": positions}
-    own["num_key_value_heads"] = 1 if config.get("multi_query", True) else heads
-    keys = config | own | {"intermediate_size": int(config.get("n_inner") or 4 * hidden)}
-    norms = Norms("layer", float(config.get("layer_norm_epsilon", 1e-5)))
-    act = activation(config.get("activation_function", "gelu_pytorch_tanh"))
-    layer = Layer(
-        (attention(keys, rope=None, qkv_bias=True, output_bias=True),),
-        mlp(keys, activation=act, gated=False, bias=True),
-        norms,
-    )
-    return decoder(keys, [layer] * int(config["n_layer"]), norms, tied=True, learned_positions=positions)
+    kv_heads = 1 if config.get("multi_query", True) else config["n_head"]
+    return _gpt2(config, "gelu_pytorch_tanh", num_key_value_heads=kv_heads)
 
 
 GPT_BIGCODE = Family(
@@ -195,11 +188,10 @@ GPT_NEOX = Family(
 
 def _gptj(config: dict[str, Any]) -> ModelDescription:
     """GPT-J, CodeGen: attention and MLP side by side behind one norm; neighbours turn in part of a head; head bias."""
-    hidden, heads = int(config["n_embd"]), int(config["n_head"])
-    own = {"hidden_size": hidden, "num_attention_heads": heads, "max_position_embeddings": config["n_positions"]}
-    keys = config | own | {"intermediate_size": int(config.get("n_inner") or 4 * hidden)}
+    keys = _gpt_keys(config)
     norms = Norms("layer", float(config.get("layer_norm_epsilon", 1e-5)), "parallel")
-    positions = Rope(10000.0, min(int(config.get("rotary_dim") or 64), hidden // heads), neighbours=True)
+    size = keys["hidden_size"] // keys["num_attention_heads"]
+    positions = Rope(10000.0, min(int(config.get("rotary_dim") or 64), size), neighbours=True)
     inner = mlp(keys, activation=activation(config.get("activation_function", "gelu_new")), gated=False, bias=True)
     layer = Layer((attention(keys, rope=positions),), inner, norms)
     return decoder(keys, [layer] * int(config["n_layer"]), norms, head_bias=True)

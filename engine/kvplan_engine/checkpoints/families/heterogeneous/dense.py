@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints import fields
-from kvplan_engine.checkpoints.families.common import attention, mlp, model, norms, rope, window
+from kvplan_engine.checkpoints.families.common import attention, decoder, mlp, model, norms, rope, window
+from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.fields import head_size, with_heads_of
+from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import Mlp
 from kvplan_engine.description.mixers import Attention, Kept
 from kvplan_engine.description.model import Layer, ModelDescription, Shape
@@ -19,12 +21,9 @@ from kvplan_engine.errors import EngineError
 
 def read_decilm(config: dict[str, Any]) -> ModelDescription:
     """The keys that come with the checkpoint's own code (modeling_decilm.py)."""
-    norm = norms(config)
-    layers = []
-    for block in config["block_configs"]:
-        mixer = _attention(config, block["attention"])
-        layers.append(Layer((mixer,) if mixer else (), _feed_forward(config, block["ffn"]), norm))
-    return model(config, layers, norm)
+    blocks = config["block_configs"]
+    mixers = [_attention(config, block["attention"]) or () for block in blocks]
+    return decoder(config, norms(config), mixers, [_feed_forward(config, block["ffn"]) for block in blocks])
 
 
 def _attention(config: dict[str, Any], block: dict[str, Any]) -> Attention | None:
@@ -56,13 +55,13 @@ def _refuse_linear(block: dict[str, Any]) -> None:
 def read_domyn_edge(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does (vllm/model_executor/models/domyn_edge.py): keys' norms have a weight, queries' none."""
     plain, norm, part = {**config, "attention_bias": False}, norms(config, places="both"), mlp(config, bias=False)
-    layers = []
+    mixers = []
     for index, kind in enumerate(config["position_layers"]):
         size, left = _head_size(config, index), int(config["window_sizes"][index][0])
         turns = rope(config, size) if kind == "rope" else None
-        mixer = attention(plain, size=size, rope=turns, kept=fields.window(left + 1 if left > 0 else None))
-        layers.append(Layer((mixer,), part, norm, others=(Shape("k_norm", (size,)),)))
-    return model(config, layers, norm, max_positions=None, tied=True)
+        mixers.append(attention(plain, size=size, rope=turns, kept=fields.window(left + 1 if left > 0 else None)))
+    key_norms = [(Shape("k_norm", (mixer.key_size,)),) for mixer in mixers]
+    return decoder(config, norm, mixers, part, shapes=key_norms, max_positions=None, tied=True)
 
 
 def _head_size(config: dict[str, Any], index: int) -> int:
@@ -138,3 +137,13 @@ def _dory_block(config: dict[str, Any], kind: str) -> Layer:
     kept = window(config, kind)
     mixer = attention(plain, kept=kept, gate="separate", rope=rope(config, head_size(config), kind))
     return Layer((mixer,), None, _BARE, others=(rate, Shape("scales", (2, mixer.query_size))))
+
+
+DENSE = (
+    Family(("DeciLMForCausalLM",), read_decilm, TensorNames()),
+    Family(("IQuestLoopCoderForCausalLM",), read_loop_coder),
+    Family(("HrmTextForCausalLM",), read_hrm_text),
+    Family(("NanbeigeForCausalLM",), read_nanbeige),
+    Family(("DoryForCausalLM",), read_dory),
+    Family(("DomynEdgeForCausalLM",), read_domyn_edge),
+)

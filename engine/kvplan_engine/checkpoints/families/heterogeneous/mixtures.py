@@ -7,22 +7,24 @@ from typing import Any
 
 from kvplan_engine.checkpoints import fields
 from kvplan_engine.checkpoints.families.common import (
+    after_dense_ones,
     attention,
     by_period,
+    decoder,
     mlp,
-    model,
     norms,
     rope,
     routed,
+    stepped,
     whole,
     window,
-    with_layers,
 )
-from kvplan_engine.checkpoints.families.mixtures.parts import after_dense_ones, decoder, grouped_sigmoid, stepped
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.parts import QWEN_NAMES, grouped_sigmoid, with_names
 from kvplan_engine.checkpoints.fields import head_size, with_heads_of
-from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
+from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.mixers import FULL, Attention, Indexer, Rope
-from kvplan_engine.description.model import Layer, ModelDescription, Shape, WeightFactor
+from kvplan_engine.description.model import ModelDescription, Shape, WeightFactor
 from kvplan_engine.description.norms import Norms
 from kvplan_engine.errors import EngineError
 
@@ -36,15 +38,9 @@ def read_dbrx(config: dict[str, Any]) -> ModelDescription:
     size = hidden // heads
     theta = float(attn.get("rope_theta", 10000.0))
     mixer = Attention(heads, int(attn["kv_n_heads"]), size, size, scale=size**-0.5, rope=Rope(theta, size))
-    expert = Mlp(int(ffn["ffn_hidden_size"]), "silu")
-    mixture = Mixture(int(ffn["moe_num_experts"]), int(ffn["moe_top_k"]), expert)
-    norm = Norms("layer_no_bias", 1e-5)
-    return model(
-        {**config, "max_position_embeddings": config["max_seq_len"]},
-        [Layer((mixer,), mixture, norm)] * int(config["n_layers"]),
-        norm,
-        hidden_size=hidden,
-    )
+    mixture = Mixture(int(ffn["moe_num_experts"]), int(ffn["moe_top_k"]), Mlp(int(ffn["ffn_hidden_size"]), "silu"))
+    own = {"max_position_embeddings": config["max_seq_len"], "num_hidden_layers": config["n_layers"]}
+    return decoder({**config, **own}, Norms("layer_no_bias", 1e-5), mixer, mixture, hidden_size=hidden)
 
 
 # AFMoE (Trinity): windows with RoPE and full layers without, gated attention, four norms a layer, experts.
@@ -53,27 +49,20 @@ def read_dbrx(config: dict[str, Any]) -> ModelDescription:
 def read_afmoe(config: dict[str, Any]) -> ModelDescription:
     """transformers: AfmoeModel."""
     config = with_heads_of(128, config)
-    norm = norms(config, "rms", "both")
-    dense, mixture = mlp(config, bias=False), _afmoe_mixture(config)
-    num_dense = int(config.get("num_dense_layers", 1))
     kinds = by_period(config, int(config.get("global_attn_every_n_layers", 4)))
-    layers = [
-        Layer((_afmoe_attention(config, kind),), dense if index < num_dense else mixture, norm)
-        for index, kind in enumerate(kinds)
-    ]
-    scale = float(config["hidden_size"]) ** 0.5 if config.get("mup_enabled", False) else 1.0
-    return model(config, layers, norm, embedding_scale=scale)
+    mixers = [_afmoe_attention(config, kind) for kind in kinds]
+    shared = whole(config, "moe_intermediate_size") * whole(config, "num_shared_experts", default=2)
+    scale = float(config.get("route_scale", 1.0))
+    mixture = routed(config, "num_experts", shared, scoring="sigmoid", scale=scale, correction=True)
+    sparse = [index >= int(config.get("num_dense_layers", 1)) for index in range(len(kinds))]
+    norm, dense = norms(config, "rms", "both"), mlp(config, bias=False)
+    embedding_scale = float(config["hidden_size"]) ** 0.5 if config.get("mup_enabled", False) else 1.0
+    return decoder(config, norm, mixers, mixture, sparse, dense=dense, embedding_scale=embedding_scale)
 
 
 def _afmoe_attention(config: dict[str, Any], kind: str) -> Attention:
     positions = rope(config, head_size(config)) if kind == "sliding_attention" else None
     return attention(config, kept=window(config, kind, 1024), rope=positions, head_norm="head", gate="separate")
-
-
-def _afmoe_mixture(config: dict[str, Any]) -> Mixture:
-    size, shared = int(config["moe_intermediate_size"]), int(config.get("num_shared_experts", 2))
-    scale = float(config.get("route_scale", 1.0))
-    return routed(config, "num_experts", size * shared, scoring="sigmoid", scale=scale, correction=True)
 
 
 # Laguna: query heads of each layer's own number, a gate per head, windows, a mixture of experts.
@@ -82,15 +71,14 @@ def _afmoe_mixture(config: dict[str, Any]) -> Mixture:
 def read_laguna(config: dict[str, Any]) -> ModelDescription:
     """transformers: LagunaModel."""
     _refuse(config)
-    norm = norms(config)
     kinds = by_period(config, 0, "full_attention")
-    heads = config.get("num_attention_heads_per_layer") or [int(config["num_attention_heads"])] * len(kinds)
-    blocks = config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (len(kinds) - 1)
-    layers = [
-        Layer((_laguna_attention(config, kind, int(number)),), _laguna_feed_forward(config, block), norm)
-        for kind, number, block in zip(kinds, heads, blocks, strict=True)
-    ]
-    return model(config, layers, norm)
+    heads = config.get("num_attention_heads_per_layer") or [config["num_attention_heads"]] * len(kinds)
+    mixers = [_laguna_attention(config, kind, int(number)) for kind, number in zip(kinds, heads, strict=True)]
+    shared = whole(config, "shared_expert_intermediate_size")
+    scale = float(config.get("moe_routed_scaling_factor", 1.0))
+    mixture = routed(config, "num_experts", shared, scoring="sigmoid", scale=scale, correction=True)
+    sparse, dense = after_dense_ones(config, 1), mlp(config, bias=False)
+    return decoder(config, norms(config), mixers, mixture, sparse, dense=dense)
 
 
 def _refuse(config: dict[str, Any]) -> None:
@@ -113,30 +101,17 @@ def _laguna_attention(config: dict[str, Any], kind: str, heads: int) -> Attentio
     )
 
 
-def _laguna_feed_forward(config: dict[str, Any], block: str) -> FeedForward:
-    if block == "dense":
-        return mlp(config, bias=False)
-    shared, scale = whole(config, "shared_expert_intermediate_size"), config.get("moe_routed_scaling_factor", 1.0)
-    return routed(config, "num_experts", shared, scoring="sigmoid", scale=float(scale), correction=True)
-
-
 # MiMo V2: values smaller than keys; windows with more KV heads than full layers have, and with sinks; experts.
 
 
 def read_mimo_v2(config: dict[str, Any]) -> ModelDescription:
     """The keys of the published config.json, and those of transformers' MiMoV2FlashModel."""
     norm = norms(config, key="layernorm_epsilon" if "layernorm_epsilon" in config else "rms_norm_eps")
-    kinds, blocks = _kinds(config), _mimo_v2_blocks(config)
-    layers = [
-        Layer(
-            (_mimo_v2_attention(config, kind),),
-            _mimo_v2_feed_forward(config, block),
-            norm,
-            factors=_value_factor(config),
-        )
-        for kind, block in zip(kinds, blocks, strict=True)
-    ]
-    return model(config, layers, norm)
+    mixers = [_mimo_v2_attention(config, kind) for kind in _kinds(config)]
+    own = {"moe_intermediate_size": whole(config, "moe_intermediate_size"), "mlp_bias": False}
+    mixture, sparse = grouped_sigmoid({**config, **own}), after_dense_ones(config, 1)
+    dense, factors = mlp(config, bias=False), _value_factor(config)
+    return decoder(config, norm, mixers, mixture, sparse, dense=dense, factors=factors)
 
 
 def _kinds(config: dict[str, Any]) -> list[str]:
@@ -145,13 +120,6 @@ def _kinds(config: dict[str, Any]) -> list[str]:
         return ["sliding_attention" if flag else "full_attention" for flag in pattern]
     kinds = by_period(config, 6)
     return kinds if "layer_types" in config else ["full_attention", *kinds[1:]]
-
-
-def _mimo_v2_blocks(config: dict[str, Any]) -> list[str]:
-    flags = config.get("moe_layer_freq")
-    if isinstance(flags, list):
-        return ["sparse" if flag else "dense" for flag in flags]
-    return list(config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (int(config["num_hidden_layers"]) - 1))
 
 
 def _mimo_v2_attention(config: dict[str, Any], kind: str) -> Attention:
@@ -184,53 +152,36 @@ def _value_factor(config: dict[str, Any]) -> tuple[WeightFactor, ...]:
     return () if scale in (None, 1.0) else (WeightFactor("qkv", "value", float(scale), float(scale)),)
 
 
-def _mimo_v2_feed_forward(config: dict[str, Any], block: str) -> FeedForward:
-    if block == "dense":
-        return mlp(config, bias=False)
-    return routed(
-        config,
-        "n_routed_experts",
-        whole(config, "moe_intermediate_size") * whole(config, "n_shared_experts", default=0),
-        scoring="sigmoid",
-        normalised=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor") or 1.0),
-        correction=True,
-        num_groups=int(config.get("n_group") or 1),
-        top_groups=int(config.get("topk_group") or 1),
-    )
-
-
 # MiniMax M3: grouped KV heads of which an indexer picks blocks of tokens; a mixture of experts with a clamped gate.
 
 
 def read_minimax_m3(config: dict[str, Any]) -> ModelDescription:
     """transformers: MiniMaxM3VLTextModel. Norms' weights are stored minus one."""
     config = {**config, "hidden_act": "silu"}  # the checkpoint names the whole gate there, which is said below
-    norm = norms(config, "rms_plus_one")
-    number = int(config["num_hidden_layers"])
-    layers = [
-        Layer((_minimax_m3_attention(config, sparse),), _minimax_m3_feed_forward(config, block), norm)
-        for sparse, block in zip(_sparse_layers(config, number), _minimax_m3_blocks(config, number), strict=True)
-    ]
-    return model(config, layers, norm)
+    mixers = [_minimax_m3_attention(config, sparse) for sparse in _sparse_layers(config)]
+    gate: dict[str, Any] = {"activation": "swiglu_oai", "bias": False, "limit": float(config.get("swiglu_limit", 7.0))}
+    mixture = routed(
+        config,
+        "num_local_experts",
+        expert=mlp(config, **gate),
+        scoring="sigmoid",
+        scale=float(config.get("routed_scaling_factor", 2.0)),
+        correction=True,
+    )
+    mixture = replace(mixture, shared=mlp(config, int(config.get("shared_intermediate_size", 3072)), **gate))
+    dense = mlp(config, int(config.get("dense_intermediate_size", 12288)), **gate)
+    return decoder(config, norms(config, "rms_plus_one"), mixers, mixture, after_dense_ones(config), dense=dense)
 
 
-def _sparse_layers(config: dict[str, Any], number: int) -> list[bool]:
+def _sparse_layers(config: dict[str, Any]) -> list[bool]:
     if config.get("layer_types") is not None:
         return [kind == "minimax_m3_sparse" for kind in config["layer_types"]]
-    flags = _sparse(config).get("sparse_attention_freq")
-    return [bool(flag) for flag in flags] if flags is not None else [False] * number
+    flags = _sparse(config).get("sparse_attention_freq") or [0] * int(config["num_hidden_layers"])
+    return [bool(flag) for flag in flags]
 
 
 def _sparse(config: dict[str, Any]) -> dict[str, Any]:
     return dict(config.get("sparse_attention_config") or {})
-
-
-def _minimax_m3_blocks(config: dict[str, Any], number: int) -> list[str]:
-    if config.get("mlp_layer_types") is not None:
-        return list(config["mlp_layer_types"])
-    flags = config.get("moe_layer_freq") or [1] * number
-    return ["sparse" if flag else "dense" for flag in flags]
 
 
 def _minimax_m3_attention(config: dict[str, Any], sparse: bool) -> Attention:
@@ -257,22 +208,6 @@ def _indexer(config: dict[str, Any]) -> Indexer:
     )
 
 
-def _minimax_m3_feed_forward(config: dict[str, Any], block: str) -> FeedForward:
-    options: dict[str, Any] = {"activation": "swiglu_oai", "bias": False}
-    options["limit"] = float(config.get("swiglu_limit", 7.0))
-    if block == "dense":
-        return mlp(config, int(config.get("dense_intermediate_size", 12288)), **options)
-    return Mixture(
-        int(config["num_local_experts"]),
-        int(config["num_experts_per_tok"]),
-        mlp(config, **options),
-        scoring="sigmoid",
-        scale=float(config.get("routed_scaling_factor", 2.0)),
-        correction=True,
-        shared=mlp(config, int(config.get("shared_intermediate_size", 3072)), **options),
-    )
-
-
 # openPangu Pro MoE V2: experts behind dense layers, and keys of its own that every token attends to. It is not run.
 
 
@@ -291,15 +226,11 @@ def read_pangu_pro(config: dict[str, Any]) -> ModelDescription:
     sparse = after_dense_ones(config)
     if not count:
         turns = config.get("interleaved_sliding_window") or config.get("sliding_window")
-        turns = turns if isinstance(turns, list) else [turns]
-
-        def mixer(index: int) -> Attention:
-            return attention(config, kept=fields.window(turns[index % len(turns)]), **biases)
-
-        return decoder(config, norm, mixer, mixture, sparse, max_positions=None)
-    found = decoder(config, norm, _with_sinks(config, biases), mixture, sparse, max_positions=None)
-    shapes = _sinks(config, count)
-    return with_layers(found, lambda layer: replace(layer, others=shapes))
+        kept = [fields.window(tokens) for tokens in (turns if isinstance(turns, list) else [turns])]
+        mixers = [attention(config, kept=kept[index % len(kept)], **biases) for index in range(len(sparse))]
+        return decoder(config, norm, mixers, mixture, sparse, max_positions=None)
+    mixer, shapes = _with_sinks(config, biases), _sinks(config, count)
+    return decoder(config, norm, mixer, mixture, sparse, shapes=shapes, max_positions=None)
 
 
 def _with_sinks(config: dict[str, Any], biases: dict[str, Any]) -> Attention:
@@ -326,31 +257,25 @@ def read_k2_horizon(config: dict[str, Any]) -> ModelDescription:
     head_norm = "per_head" if config.get("query_key_norm") else "none"
     gate = "separate" if config.get("attention_gate_func") else "none"
     mixer = attention(config, head_norm=head_norm, gate=gate, gate_activation="softplus")
-    experts = int(config["num_experts"])
-    sparse = stepped(config) if experts else [False] * int(config["num_hidden_layers"])
-    dense = mlp(config, bias=False)
-    mixture = _k2_horizon_mixture(config) if experts else dense
-    found = decoder(config, norms(config), mixer, mixture, sparse, dense=dense, max_positions=None)  # type: ignore[arg-type]
-    values = int(config["mova_num_experts"])
-    return with_layers(found, lambda layer: _routed_values(config, layer, values)) if values else found
+    norm, dense = norms(config), mlp(config, bias=False)
+    if not int(config["num_experts"]):
+        return decoder(config, norm, mixer, dense, max_positions=None)
+    sparse, values = stepped(config), _routed_values(config, mixer)
+    shapes = [values if each else () for each in sparse]
+    mixture = _k2_horizon_mixture(config)
+    return decoder(config, norm, mixer, mixture, sparse, dense=dense, shapes=shapes, max_positions=None)
 
 
-def _routed_values(config: dict[str, Any], layer: Layer, values: int) -> Layer:
-    """``values`` - 1 matrices of values beside the one that attention has, and a router of them."""
-    (mixer,) = layer.mixers
-    if not isinstance(layer.feed_forward, Mixture):
-        return layer
+def _routed_values(config: dict[str, Any], mixer: Attention) -> tuple[Shape, ...]:
+    """Matrices of values beside the one that attention has, so many in all, and a router of them."""
+    values, hidden = int(config["mova_num_experts"]), int(config["hidden_size"])
+    if not values:
+        return ()
     if config.get("attention_bias"):
         raise EngineError("the engine does not know biases beside routed values (attention_bias, mova_num_experts).")
-    hidden = int(config["hidden_size"])
-    size = mixer.num_kv_heads * mixer.value_size  # type: ignore[union-attr]
-    shapes: tuple[Shape, ...] = (
-        Shape("value_router", (values, hidden)),
-        Shape("value_experts", (values - 1, size, hidden)),
-    )
-    if config.get("moe_gate_bias"):
-        shapes += (Shape("value_router.bias", (values,)),)
-    return replace(layer, others=shapes)
+    size = mixer.num_kv_heads * mixer.value_size
+    shapes = (Shape("value_router", (values, hidden)), Shape("value_experts", (values - 1, size, hidden)))
+    return (*shapes, Shape("value_router.bias", (values,))) if config.get("moe_gate_bias") else shapes
 
 
 def _k2_horizon_mixture(config: dict[str, Any]) -> Mixture:
@@ -363,3 +288,28 @@ def _k2_horizon_mixture(config: dict[str, Any]) -> Mixture:
         scale=float(config.get("router_scaling_factor") or 1.0),
         correction=bool(config.get("moe_gate_bias")),
     )
+
+
+_AFMOE_NAMES = replace(
+    with_names(QWEN_NAMES, router="mlp.router.gate", correction="mlp.expert_bias", gate="self_attn.gate_proj"),
+    mlp_norm="pre_mlp_layernorm",
+    mlp_post_norm="post_mlp_layernorm",
+)
+_LAGUNA_NAMES = with_names(
+    QWEN_NAMES,
+    correction="mlp.experts.e_score_correction_bias",
+    gate="self_attn.g_proj",
+    shared__up=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
+    shared__down="mlp.shared_expert.down_proj",
+)
+_MIMO_NAMES = with_names(QWEN_NAMES, sinks="self_attn.attention_sink_bias")
+
+MIXTURES = (
+    Family(("AfmoeForCausalLM",), read_afmoe, _AFMOE_NAMES),
+    Family(("LagunaForCausalLM",), read_laguna, _LAGUNA_NAMES),
+    Family(("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"), read_mimo_v2, _MIMO_NAMES),
+    Family(("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM"), read_minimax_m3),
+    Family(("DbrxForCausalLM",), read_dbrx),
+    Family(("PanguProMoEV2ForCausalLM",), read_pangu_pro),
+    Family(("K2HorizonForCausalLM",), read_k2_horizon),
+)

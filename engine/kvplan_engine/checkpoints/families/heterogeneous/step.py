@@ -5,34 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan_engine.checkpoints.families.common import (
+    after_dense_ones,
     attention,
     by_period,
+    decoder,
     mlp,
-    model,
     norms,
     rope,
     routed,
     whole,
     window,
 )
-from kvplan_engine.description.feed_forward import FeedForward, Mixture
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import Attention, Indexer
-from kvplan_engine.description.model import Layer, ModelDescription
+from kvplan_engine.description.model import ModelDescription
 
 # Step 3: one KV head, queries from a latent that all heads share, experts and a shared one in listed layers.
 
 
 def read_step3(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does: its code comes with the checkpoint."""
-    keys = {**config, "max_position_embeddings": _positions(config)}
-    norm, sparse = norms(keys), _step3_sparse_layers(keys)
+    keys = {**config, "max_position_embeddings": _positions(config), "num_experts_per_tok": config["moe_top_k"]}
     size, rank = int(keys.get("head_dim") or 256), int(keys.get("share_q_dim") or 2048)
     mixer = attention(keys, size=size, num_kv_heads=1, qkv_bias=False, output_bias=False, query_rank=rank)
-    layers = []
-    for index in range(int(keys["num_hidden_layers"])):
-        part: FeedForward = _step3_mixture(keys) if index in sparse else mlp(keys, bias=False)
-        layers.append(Layer((mixer,), part, norm))
-    return model(keys, layers, norm)
+    normalised = bool(keys.get("norm_expert_weight", False))
+    mixture = routed(keys, "moe_num_experts", whole(keys, "share_expert_dim"), normalised=normalised)
+    return decoder(keys, norms(keys), mixer, mixture, _sparse_layers(keys, 1), dense=mlp(keys, bias=False))
 
 
 def _positions(config: dict[str, Any]) -> Any:
@@ -40,17 +39,14 @@ def _positions(config: dict[str, Any]) -> Any:
     return next((config[name] for name in names if config.get(name) is not None), None)
 
 
-def _step3_sparse_layers(config: dict[str, Any]) -> set[int]:
-    named = config.get("moe_layers_enum")
-    if named is None:
-        return set(range(1, int(config["num_hidden_layers"])))
-    return {int(item) for item in (named.split(",") if isinstance(named, str) else named)}
-
-
-def _step3_mixture(config: dict[str, Any]) -> Mixture:
-    keys = {**config, "num_experts_per_tok": config["moe_top_k"]}
-    normalised = bool(config.get("norm_expert_weight", False))
-    return routed(keys, "moe_num_experts", whole(config, "share_expert_dim"), normalised=normalised)
+def _sparse_layers(config: dict[str, Any], first: int) -> list[bool]:
+    """A list of numbers, or a text of them, or ``mlp_layer_types``; else all layers from ``first`` on have experts."""
+    named = next((config[key] for key in ("moe_layers_enum", "moe_layer_list") if config.get(key) is not None), None)
+    if config.get("mlp_layer_types") is not None or named is None:
+        return after_dense_ones(config, first)
+    items = named.split(",") if isinstance(named, str) else named
+    sparse = {int(item) for item in items if str(item).strip()}
+    return [index in sparse for index in range(int(config["num_hidden_layers"]))]
 
 
 # Step 3.5 and 3.7 Flash: windows have more query heads than full layers; a gate per head, a mixture of experts.
@@ -61,25 +57,10 @@ def read_step3p7(config: dict[str, Any]) -> ModelDescription:
 
     Norms' weights are stored minus one.
     """
-    norm = norms(config, "rms_plus_one")
-    blocks = _blocks(config)
-    layers = [
-        Layer((_step3p7_attention(config, kind, index),), _feed_forward(config, blocks[index]), norm)
-        for index, kind in enumerate(by_period(config, 0, "full_attention"))
-    ]
-    return model(config, layers, norm)
-
-
-def _blocks(config: dict[str, Any]) -> list[str]:
-    if config.get("mlp_layer_types") is not None:
-        return list(config["mlp_layer_types"])
-    number = int(config["num_hidden_layers"])
-    named = config.get("moe_layers_enum")
-    if named is None:
-        return ["dense" if index < 3 else "sparse" for index in range(number)]
-    items = named.split(",") if isinstance(named, str) else named
-    sparse = {int(item) for item in items if str(item).strip()}
-    return ["sparse" if index in sparse else "dense" for index in range(number)]
+    kinds = by_period(config, 0, "full_attention")
+    mixers = [_step3p7_attention(config, kind, index) for index, kind in enumerate(kinds)]
+    sparse = _sparse_layers(config, 3)
+    return decoder(config, norms(config, "rms_plus_one"), mixers, _step3p7_mixture(config), sparse, dense=mlp(config))
 
 
 def _step3p7_attention(config: dict[str, Any], kind: str, index: int) -> Attention:
@@ -126,9 +107,7 @@ def _kv_heads(config: dict[str, Any], kind: str) -> int:
     return int(other.get("num_attention_groups") or other.get("num_key_value_heads") or full)
 
 
-def _feed_forward(config: dict[str, Any], block: str) -> FeedForward:
-    if block == "dense":
-        return mlp(config)
+def _step3p7_mixture(config: dict[str, Any]) -> Mixture:
     return Mixture(
         int(config.get("moe_num_experts") or config.get("n_routed_experts") or config["num_local_experts"]),
         int(config.get("moe_top_k") or config["num_experts_per_tok"]),
@@ -148,23 +127,10 @@ _REGION_TOKENS = 8
 
 def read_step5(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does, whose class is the first. Norms' weights are stored minus one."""
-    norm, sparse = norms(config, "rms_plus_one"), _step5_sparse_layers(config)
-    layers = [
-        Layer(
-            (_step5_attention(config, kind, index),), _step5_mixture(config) if index in sparse else mlp(config), norm
-        )
-        for index, kind in enumerate(by_period(config, 0))
-    ]
     keys = {**config, "max_position_embeddings": config.get("max_position_embeddings") or config.get("max_seq_len")}
-    return model(keys, layers, norm, max_positions=None)
-
-
-def _step5_sparse_layers(config: dict[str, Any]) -> set[int]:
-    names = ("moe_layers_enum", "moe_layer_list")
-    named = next((config[name] for name in names if config.get(name) is not None), None)
-    if named is None:
-        return set(range(1, int(config["num_hidden_layers"])))
-    return {int(item) for item in (named.split(",") if isinstance(named, str) else named)}
+    mixers = [_step5_attention(config, kind, index) for index, kind in enumerate(by_period(config, 0))]
+    norm, sparse, mixture = norms(config, "rms_plus_one"), _sparse_layers(config, 1), _step5_mixture(config)
+    return decoder(keys, norm, mixers, mixture, sparse, dense=mlp(config), max_positions=None)
 
 
 def _step5_attention(config: dict[str, Any], kind: str, index: int) -> Attention:
@@ -192,7 +158,7 @@ def _indexer(config: dict[str, Any]) -> Indexer | None:
     return Indexer(heads, 256, regions * _REGION_TOKENS, pool=_REGION_TOKENS, key_dtype="float8_e4m3fn")
 
 
-def _step5_mixture(config: dict[str, Any]) -> FeedForward:
+def _step5_mixture(config: dict[str, Any]) -> Mixture:
     size, active = int(config["moe_intermediate_size"]), int(config["moe_top_k"])
     return Mixture(
         int(config["moe_num_experts"]),
@@ -203,3 +169,10 @@ def _step5_mixture(config: dict[str, Any]) -> FeedForward:
         correction=True,
         shared=mlp(config, int(config.get("share_expert_dim") or size * active)),
     )
+
+
+STEP = (
+    Family(("Step3TextForCausalLM",), read_step3),
+    Family(("Step3p5ForCausalLM", "Step3p7FlashForCausalLM"), read_step3p7),
+    Family(("Step5ForCausalLM",), read_step5),
+)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import mlp, model, norms, rope, routed, whole
+from kvplan_engine.checkpoints.families.common import after_dense_ones, decoder, mlp, norms, rope, routed, whole
+from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.latent.parts import head_shapes, indexer, latent_attention, stream_shapes
 from kvplan_engine.checkpoints.families.mixtures.parts import grouped_sigmoid
 from kvplan_engine.checkpoints.families.wrappers.multimodal import text_of
-from kvplan_engine.description.feed_forward import FeedForward, Mixture
+from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import CompressedAttention, Kept, LatentAttention, Rope
-from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.description.model import ModelDescription, Shape
 
 _INDEXED_RATIO = 4
 """Layers that keep one vector in four choose among them; of those with one in 128, all are read."""
@@ -24,13 +25,9 @@ _RATES = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
 def read_deepseek_v4(config: dict[str, Any]) -> ModelDescription:
     """transformers: DeepseekV4Model."""
-    norm = norms(config)
-    others = stream_shapes(config)
-    layers = [
-        Layer((_deepseek_v4_attention(config, ratio),), _deepseek_v4_mixture(config, hashed), norm, others=others)
-        for ratio, hashed in zip(_ratios(config), _hashed_layers(config), strict=True)
-    ]
-    return model(config, layers, norm, others=head_shapes(config))
+    mixers = [_deepseek_v4_attention(config, ratio) for ratio in _ratios(config)]
+    parts = [_deepseek_v4_mixture(config, hashed) for hashed in _hashed_layers(config)]
+    return decoder(config, norms(config), mixers, parts, shapes=stream_shapes(config), others=head_shapes(config))
 
 
 def _ratios(config: dict[str, Any]) -> list[int | None]:
@@ -106,18 +103,15 @@ def _by_square_root(config: dict[str, Any], shared: int, **others: Any) -> Mixtu
 def read_deepseek_v41(config: dict[str, Any]) -> ModelDescription:
     """Reads a config as vLLM does (vllm/models/deepseek_v41)."""
     text = {**text_of(config), "architectures": config["architectures"]}
-    number, norm = whole(text, "num_hidden_layers"), norms(text)
-    mixture, streams = _deepseek_v41_mixture(text), stream_shapes(text)
-    bias = Shape("router.images", (mixture.num_experts,))
+    mixture = _by_square_root(text, whole(text, "n_shared_experts", default=1), correction=True)
     tables = dict(zip(text.get("engram_layer_ids") or (), text.get("engram_num_embeddings") or (), strict=True))
-    layers = []
-    for index, ratio in enumerate(text["compress_ratios"][:number]):
-        mixer = _deepseek_v41_attention(text, index, int(ratio))
-        others = (*streams, bias, *_compressing(text, mixer))
-        if index in tables:
-            others += _engram(text, int(tables[index]))
-        layers.append(Layer((mixer,), mixture, norm, others=others))
-    return model(text, layers, norm)
+    ratios = text["compress_ratios"][: whole(text, "num_hidden_layers")]
+    mixers = [_deepseek_v41_attention(text, index, int(ratio)) for index, ratio in enumerate(ratios)]
+    always = (*stream_shapes(text), Shape("router.images", (mixture.num_experts,)))
+    shapes = [(*always, *_compressing(text, mixer)) for mixer in mixers]
+    for index in set(range(len(mixers))) & set(tables):
+        shapes[index] += _engram(text, int(tables[index]))
+    return decoder(text, norms(text), mixers, mixture, shapes=shapes)
 
 
 def _deepseek_v41_attention(config: dict[str, Any], index: int, ratio: int) -> CompressedAttention:
@@ -151,10 +145,6 @@ def _compressing(config: dict[str, Any], mixer: CompressedAttention) -> tuple[Sh
     return tuple(Shape(name, shape) for name, shape in sizes.items())
 
 
-def _deepseek_v41_mixture(config: dict[str, Any]) -> Mixture:
-    return _by_square_root(config, whole(config, "n_shared_experts", default=1), correction=True)
-
-
 def _engram(config: dict[str, Any], rows: int) -> tuple[Shape, ...]:
     """A table of n-grams' hashes, and what brings its rows into the streams."""
     width, hidden, streams = whole(config, "engram_head_dim"), whole(config, "hidden_size"), whole(config, "hc_mult")
@@ -173,17 +163,17 @@ def _engram(config: dict[str, Any], rows: int) -> tuple[Shape, ...]:
 
 def read_hunyuan4(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does. What gates the streams, and the sinks, only count."""
-    norm, streams = norms(config), bool(config.get("enable_ihc", True))
-    others = stream_shapes(config, mixes=False) if streams else ()
+    streams = bool(config.get("enable_ihc", True))
+    shapes = stream_shapes(config, mixes=False) if streams else ()
     if config.get("learnable_sink", True):
-        others += (Shape("sinks", (int(config["num_attention_heads"]),)),)
-    mixture, dense = grouped_sigmoid(config, shared=1), mlp(config, bias=False)
-    layers = []
-    for index, kind in enumerate(config["layer_types"]):
-        mixer = _hunyuan4_attention(config, chooses=_chooses(config, index), attends_to_all=kind == "full_attention")
-        part: FeedForward = mixture if _is_sparse(config, index) else dense
-        layers.append(Layer((mixer,), part, norm, others=others))
-    return model(config, layers, norm, others=head_shapes(config) if streams else ())
+        shapes += (Shape("sinks", (int(config["num_attention_heads"]),)),)
+    mixers = [
+        _hunyuan4_attention(config, chooses=_chooses(config, index), attends_to_all=kind == "full_attention")
+        for index, kind in enumerate(config["layer_types"])
+    ]
+    mixture, sparse, dense = grouped_sigmoid(config, shared=1), after_dense_ones(config, 1), mlp(config, bias=False)
+    ends = head_shapes(config) if streams else ()
+    return decoder(config, norms(config), mixers, mixture, sparse, dense=dense, shapes=shapes, others=ends)
 
 
 def _hunyuan4_attention(config: dict[str, Any], *, chooses: bool, attends_to_all: bool) -> LatentAttention:
@@ -205,6 +195,8 @@ def _chooses(config: dict[str, Any], index: int) -> bool:
     return index in (0, 1) or index % 4 == 1 if kinds is None else bool(kinds[index] == "full")
 
 
-def _is_sparse(config: dict[str, Any], index: int) -> bool:
-    kinds = config.get("mlp_layer_types")
-    return index > 0 if kinds is None else bool(kinds[index] == "sparse")
+COMPRESSED = (
+    Family(("HYV4ForCausalLM",), read_hunyuan4),
+    Family(("DeepseekV41ForCausalLM",), read_deepseek_v41),
+    Family(("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"), read_deepseek_v4),
+)

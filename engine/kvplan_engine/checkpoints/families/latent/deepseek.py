@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import mlp, model, norms, routed, whole, with_layers
-from kvplan_engine.checkpoints.families.latent.parts import indexer, latent_attention
+from kvplan_engine.checkpoints.families.common import (
+    after_dense_ones,
+    decoder,
+    mlp,
+    norms,
+    routed,
+    whole,
+    with_layers,
+)
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, MISTRAL4_NAMES, indexer, latent_attention
 from kvplan_engine.checkpoints.families.mixtures.parts import bailing_mixture
 from kvplan_engine.checkpoints.families.mixtures.table import read_deepseek_moe
 from kvplan_engine.checkpoints.fields import activation
-from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
+from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.model import Layer, ModelDescription, Shape
 from kvplan_engine.description.norms import Norms
 
@@ -22,18 +31,13 @@ def read_deepseek(config: dict[str, Any]) -> ModelDescription:
     """
     if config.get("qk_nope_head_dim") == 0 and config.get("qk_rope_head_dim") == 0:
         return read_deepseek_moe(config)
-    norm = norms(config)
-    blocks, indexed = _blocks(config), _indexed_layers(config)
-    dense, mixture = mlp(config, bias=False), _mixture(config)
-    layers = []
-    for block, has_indexer in zip(blocks, indexed, strict=True):
-        index = indexer(config) if has_indexer else None
-        top_k = config.get("index_topk")
-        sparse = {"indexer": index, "sparse_top_k": None if top_k is None else int(top_k)}
-        mixer = latent_attention(config, growing_scale=_growing_scale(config), **sparse)
-        feed_forward: FeedForward = mixture if block == "sparse" else dense
-        layers.append(Layer((mixer,), feed_forward, norm))
-    return model(config, layers, norm)
+    top_k = config.get("index_topk")
+    plain = latent_attention(
+        config, growing_scale=_growing_scale(config), sparse_top_k=None if top_k is None else int(top_k)
+    )
+    mixers = [replace(plain, indexer=indexer(config)) if indexed else plain for indexed in _indexed_layers(config)]
+    sparse, dense = after_dense_ones(config), mlp(config, bias=False)
+    return decoder(config, norms(config), mixers, _mixture(config), sparse, dense=dense)
 
 
 def _growing_scale(config: dict[str, Any]) -> tuple[float, int] | None:
@@ -41,17 +45,6 @@ def _growing_scale(config: dict[str, Any]) -> tuple[float, int] | None:
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     beta = parameters.get("llama_4_scaling_beta")
     return None if not beta else (float(beta), int(parameters["original_max_position_embeddings"]))
-
-
-def _blocks(config: dict[str, Any]) -> list[str]:
-    """Which layers have experts: all but the first few, or one in ``moe_layer_freq``."""
-    if config.get("mlp_layer_types") is not None:
-        return list(config["mlp_layer_types"])[: int(config["num_hidden_layers"])]
-    dense, every = int(config.get("first_k_dense_replace", 0)), int(config.get("moe_layer_freq", 1))
-    return [
-        "sparse" if index >= dense and index % every == 0 else "dense"
-        for index in range(int(config["num_hidden_layers"]))
-    ]
 
 
 def _indexed_layers(config: dict[str, Any]) -> list[bool]:
@@ -91,16 +84,15 @@ def _default_scoring(config: dict[str, Any]) -> str:
 
 def read_minicpm3(config: dict[str, Any]) -> ModelDescription:
     """transformers: MiniCPM3Model. A block's output is scaled by depth, the last hidden state by width."""
-    norm = norms(config)
     number, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
     scale = float(config.get("scale_depth", 1.0)) / number**0.5
     base = float(config.get("dim_model_base", hidden))
-    mixer = latent_attention({**config, "rope_interleave": False})
-    layer = Layer((mixer,), mlp(config), norm, scale)
-    return model(
+    return decoder(
         config,
-        [layer] * number,
-        norm,
+        norms(config),
+        latent_attention({**config, "rope_interleave": False}),
+        mlp(config),
+        residual_scale=scale,
         tied=True,
         embedding_scale=float(config.get("scale_emb", 1.0)),
         logits_scale=base / hidden,
@@ -109,9 +101,7 @@ def read_minicpm3(config: dict[str, Any]) -> ModelDescription:
 
 def read_youtu(config: dict[str, Any]) -> ModelDescription:
     """transformers: YoutuModel."""
-    norm = norms(config)
-    layer = Layer((latent_attention(config),), mlp(config, bias=False), norm)
-    return model(config, [layer] * int(config["num_hidden_layers"]), norm, tied=True)
+    return decoder(config, norms(config), latent_attention(config), mlp(config, bias=False), tied=True)
 
 
 # LongCat Flash: two latent attentions and two MLPs a layer, and one mixture, some of whose experts do nothing.
@@ -122,8 +112,6 @@ def read_longcat(config: dict[str, Any]) -> ModelDescription:
 
     The MLP of that half is the mixture's shared one: every token takes both.
     """
-    norm = norms(config)
-    mixer = latent_attention(config)
     act = activation(config.get("hidden_act", "silu"))
     dense = Mlp(int(config["ffn_hidden_size"]), act)
     mixture = Mixture(
@@ -137,8 +125,7 @@ def read_longcat(config: dict[str, Any]) -> ModelDescription:
         num_idle=int(config.get("zero_expert_num", 0)),
         router_bias=bool(config.get("router_bias", False)),
     )
-    halves = [Layer((mixer,), mixture, norm), Layer((mixer,), dense, norm)]
-    return model(config, halves * int(config["num_layers"]), norm)
+    return decoder(config, norms(config), latent_attention(config), [mixture, dense] * int(config["num_layers"]))
 
 
 def read_longcat_ngram(config: dict[str, Any]) -> ModelDescription:
@@ -161,9 +148,8 @@ def read_axk1(config: dict[str, Any]) -> ModelDescription:
     keys = {**config, "attention_bias": False, "scoring_func": "sigmoid"}
     if config.get("first_k_dense_replace") is None:
         keys["first_k_dense_replace"] = 1
-    found = read_deepseek(keys)
-    behind = (Shape("post_mlp_norm", (found.hidden_size,)),)
-    return with_layers(found, lambda layer: replace(layer, others=behind))
+    behind = (Shape("post_mlp_norm", (int(config["hidden_size"]),)),)
+    return with_layers(read_deepseek(keys), lambda layer: replace(layer, others=behind))
 
 
 def read_pangu_ultra(config: dict[str, Any]) -> ModelDescription:
@@ -190,12 +176,29 @@ def read_mistral_large3(config: dict[str, Any]) -> ModelDescription:
 
 def read_sarvam_mla(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does: its code comes with the checkpoint."""
-    norm, mixer = norms(config), latent_attention(config)
     mixture = bailing_mixture(config, scoring="sigmoid", scale=2.5, correction=True, shared=1)
     first, every = whole(config, "first_k_dense_replace", default=1), whole(config, "moe_layer_freq", default=1)
-    layers = []
-    for index in range(int(config["num_hidden_layers"])):
-        is_sparse = index >= first and (index - first) % every == 0
-        part: FeedForward = mixture if is_sparse else mlp(config, bias=False)
-        layers.append(Layer((mixer,), part, norm))
-    return model(config, layers, norm)
+    sparse = [index >= first and (index - first) % every == 0 for index in range(int(config["num_hidden_layers"]))]
+    dense = mlp(config, bias=False)
+    return decoder(config, norms(config), latent_attention(config), mixture, sparse, dense=dense)
+
+
+LIKE_DEEPSEEK = (
+    Family(
+        (
+            *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"),
+            *("GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM"),
+        ),
+        read_deepseek,
+        LATENT_NAMES,
+    ),
+    Family(("Mistral4ForCausalLM",), read_deepseek, MISTRAL4_NAMES),
+    Family(("MistralLarge3ForCausalLM",), read_mistral_large3),
+    Family(("SarvamMLAForCausalLM",), read_sarvam_mla),
+    Family(("AXK1ForCausalLM",), read_axk1),
+    Family(("PanguUltraMoEForCausalLM",), read_pangu_ultra),
+    Family(("MiniCPM3ForCausalLM",), read_minicpm3, LATENT_NAMES),
+    Family(("YoutuForCausalLM",), read_youtu, LATENT_NAMES),
+    Family(("LongcatFlashForCausalLM",), read_longcat),
+    Family(("LongcatFlashNgramForCausalLM",), read_longcat_ngram),
+)

@@ -6,17 +6,19 @@ from dataclasses import replace
 
 from kvplan_engine.checkpoints.families.common import (
     Config,
+    after_dense_ones,
     attention,
     by_period,
+    decoder,
     norms,
     rope,
     routed,
+    stepped,
     whole,
     window,
-    with_layers,
 )
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.mixtures.parts import after_dense_ones, decoder, grouped_sigmoid, stepped
+from kvplan_engine.checkpoints.families.mixtures.parts import grouped_sigmoid
 from kvplan_engine.checkpoints.fields import head_size, with_heads_of
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import Attention
@@ -35,16 +37,14 @@ def read_solar_open(config: Config) -> ModelDescription:
 def read_mellum(config: Config) -> ModelDescription:
     """transformers: MellumModel. Qwen 3's layers, some with a window and positions of their own."""
     config = with_heads_of(128, config)
-    kinds = config.get("layer_types") or ["full_attention"] * int(config["num_hidden_layers"])
 
-    def mixer(index: int) -> Attention:
-        kind = kinds[index]
-        theta = 500000.0 if kind == "full_attention" else 10000.0
-        turns = rope(config, head_size(config), kind, theta=theta)
+    def mixer(kind: str) -> Attention:
+        turns = rope(config, head_size(config), kind, theta=500000.0 if kind == "full_attention" else 10000.0)
         return attention(config, kept=window(config, kind), head_norm="head", rope=turns)
 
+    mixers = [mixer(kind) for kind in by_period(config, 0, "full_attention")]
     mixture = routed(config, _EXPERTS, normalised=bool(config.get("norm_topk_prob", True)))
-    return decoder(config, norms(config), mixer, mixture, after_dense_ones(config), max_positions=131072)
+    return decoder(config, norms(config), mixers, mixture, after_dense_ones(config), max_positions=131072)
 
 
 def _sigmoid_mixture(config: Config, shared: int, *, correction: bool, normalised: bool) -> Mixture:
@@ -71,12 +71,11 @@ def read_beam(config: Config) -> ModelDescription:
         return attention(plain, kept=window(config, kind), head_norm="head", gate="separate", rope=turns)
 
     mixture = _sigmoid_mixture(config, 0, correction=True, normalised=True)
-    norm = norms(config, places="both")
-    sparse = [kind == "sparse" for kind in config["mlp_layer_types"]]
-    kinds = config["layer_types"]
-    found = decoder(config, norm, lambda index: mixer(kinds[index]), mixture, sparse, max_positions=None)
-    gate = Shape("gate.bias", (int(config["num_attention_heads"]),))
-    return replace(with_layers(found, lambda layer: replace(layer, others=(gate,))), tie_word_embeddings=False)
+    norm, sparse = norms(config, places="both"), [kind == "sparse" for kind in config["mlp_layer_types"]]
+    gate = (Shape("gate.bias", (int(config["num_attention_heads"]),)),)
+    mixers = [mixer(kind) for kind in config["layer_types"]]
+    found = decoder(config, norm, mixers, mixture, sparse, shapes=gate, max_positions=None)
+    return replace(found, tie_word_embeddings=False)
 
 
 def read_flint(config: Config) -> ModelDescription:
@@ -85,15 +84,15 @@ def read_flint(config: Config) -> ModelDescription:
     kinds, without = config["layer_types"], set(config.get("no_rope_layer_indices") or ())
     tokens = config if config.get("use_sliding_window", True) else {**config, "sliding_window": None}
 
-    def mixer(index: int) -> Attention:
+    def mixer(index: int, kind: str) -> Attention:
         turns = None if index in without else rope(config, head_size(config))
-        return attention(
-            config, kept=window(tokens, kinds[index]), head_norm="head", sinks=True, rope=turns, output_bias=False
-        )
+        kept = window(tokens, kind)
+        return attention(config, kept=kept, head_norm="head", sinks=True, rope=turns, output_bias=False)
 
     shared = whole(config, "shared_expert_intermediate_size", default=1024)
     mixture = _sigmoid_mixture(config, shared, correction=False, normalised=True)
-    return decoder(config, norms(config), mixer, mixture, stepped(config), max_positions=262144)
+    mixers = [mixer(index, kind) for index, kind in enumerate(kinds)]
+    return decoder(config, norms(config), mixers, mixture, stepped(config), max_positions=262144)
 
 
 def read_kolibri(config: Config) -> ModelDescription:
@@ -101,14 +100,15 @@ def read_kolibri(config: Config) -> ModelDescription:
     config = with_heads_of(128, config)
     kinds = by_period(config, 0 if "sliding_window" in config and not config["sliding_window"] else 5)
 
-    def mixer(index: int) -> Attention:
-        turns = rope(config, head_size(config)) if kinds[index] == "sliding_attention" else None
-        kept = window(config, kinds[index], 513)
+    def mixer(kind: str) -> Attention:
+        turns = rope(config, head_size(config)) if kind == "sliding_attention" else None
+        kept = window(config, kind, 513)
         return attention({**config, "attention_bias": False}, kept=kept, head_norm="head", rope=turns)
 
     shared = whole(config, "shared_expert_intermediate_size", default=512)
     mixture = _sigmoid_mixture(config, shared, correction=True, normalised=False)
-    return decoder(config, norms(config, places="both"), mixer, mixture, max_positions=262144)
+    mixers = [mixer(kind) for kind in kinds]
+    return decoder(config, norms(config, places="both"), mixers, mixture, max_positions=262144)
 
 
 DESCRIBED = (

@@ -1,18 +1,15 @@
-"""What families with experts share: which layers have them, the usual keys and names."""
+"""What families with experts share: the usual keys and names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import Config, attention, mlp, model, whole
+from kvplan_engine.checkpoints.families.common import Config, attention, mlp, whole
 from kvplan_engine.checkpoints.families.family import LLAMA_CPP_NAMES, Gguf, rope_scaling
 from kvplan_engine.checkpoints.tensor_names import TensorNames
-from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp, Scoring
+from kvplan_engine.description.feed_forward import Mixture, Mlp, Scoring
 from kvplan_engine.description.mixers import FULL, Attention, Kept
-from kvplan_engine.description.model import Layer, ModelDescription
-from kvplan_engine.description.norms import Norms
 
 QWEN_NAMES = TensorNames(
     inside={
@@ -87,27 +84,9 @@ def bailing_mixture(
     )
 
 
-def after_dense_ones(config: Config, first: int = 0) -> list[bool]:
-    """Which layers have experts: all behind ``first_k_dense_replace``, or one in ``moe_layer_freq`` of those.
-
-    first: where the config does not say. ``mlp_layer_types``, as transformers 5 writes it, says it layer by layer.
-    """
-    if config.get("mlp_layer_types") is not None:
-        return [kind == "sparse" for kind in config["mlp_layer_types"][: int(config["num_hidden_layers"])]]
-    first, every = whole(config, "first_k_dense_replace", default=first), whole(config, "moe_layer_freq", default=1)
-    return [index >= first and index % every == 0 for index in range(int(config["num_hidden_layers"]))]
-
-
-def stepped(config: Config) -> list[bool]:
-    """Qwen's rule: every ``decoder_sparse_step``-th layer but those in ``mlp_only_layers``."""
-    dense, step = set(config.get("mlp_only_layers") or ()), whole(config, "decoder_sparse_step", default=1)
-    return [index not in dense and (index + 1) % step == 0 for index in range(int(config["num_hidden_layers"]))]
-
-
-def with_late_windows(config: Config, **options: Any) -> Callable[[int], Attention]:
-    """Return attention by layer, with Qwen's windows. options: as for ``common.attention``."""
-    kept = _late_windows(config)
-    return lambda index: attention(config, kept=kept[index], **options)
+def with_late_windows(config: Config, **options: Any) -> list[Attention]:
+    """Attention of each layer, with Qwen's windows. options: as for ``common.attention``."""
+    return [attention(config, kept=kept, **options) for kept in _late_windows(config)]
 
 
 def _late_windows(config: Config) -> list[Kept]:
@@ -121,29 +100,6 @@ def _late_windows(config: Config) -> list[Kept]:
     ]
     kept = Kept("window", int(tokens))
     return [kept if kind == "sliding_attention" else FULL for kind in types[:number]]
-
-
-def decoder(
-    config: Config,
-    norm: Norms,
-    mixers: Callable[[int], Attention] | Attention,
-    mixture: Mixture,
-    sparse: Sequence[bool] | None = None,
-    *,
-    dense: Mlp | None = None,
-    residual_scale: float = 1.0,
-    **others: Any,
-) -> ModelDescription:
-    """Layers with ``mixture`` where ``sparse`` says so, otherwise with ``dense``. mixers: one for all, or by layer."""
-    number = int(config["num_hidden_layers"])
-    layers = []
-    for index in range(number):
-        feed_forward: FeedForward = mixture
-        if sparse is not None and not sparse[index]:
-            feed_forward = mlp(config) if dense is None else dense
-        mixer = mixers if isinstance(mixers, Attention) else mixers(index)
-        layers.append(Layer((mixer,), feed_forward, norm, residual_scale))
-    return model(config, layers, norm, **others)
 
 
 # Mixtures of experts in GGUF files, whose metadata leaves out what llama.cpp knows by a model's architecture.

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplan_engine.checkpoints.families.common import Config, attention, mlp, norms, rope, routed, whole
+from kvplan_engine.checkpoints.families.common import (
+    Config,
+    after_dense_ones,
+    attention,
+    decoder,
+    mlp,
+    norms,
+    rope,
+    routed,
+    stepped,
+    whole,
+)
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.mixtures.parts import (
     MIXTRAL_GGUF,
@@ -13,12 +24,9 @@ from kvplan_engine.checkpoints.families.mixtures.parts import (
     QWEN2_MOE_GGUF,
     QWEN3_MOE_GGUF,
     QWEN_NAMES,
-    after_dense_ones,
     bailing_mixture,
-    decoder,
     grouped_sigmoid,
     shared_mlp,
-    stepped,
     with_late_windows,
     with_names,
 )
@@ -136,8 +144,7 @@ def read_hy_v3(config: Config) -> ModelDescription:
         correction=True,
         shared=shared_mlp(config, size * whole(config, "num_shared_experts", default=0)),
     )
-    types = config.get("mlp_layer_types")
-    sparse = after_dense_ones(config, first=1) if types is None else [t == "sparse" for t in types]
+    sparse = after_dense_ones(config, first=1)
     return decoder(config, norms(config), attention(config, head_norm="head"), mixture, sparse)
 
 

@@ -8,28 +8,10 @@ counted       Qwen 4; GLM 5.3 Flash; Inkling: convolutions beside attention
 parts         states by the keys that several of these share
 """
 
-from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.states.counted import read_glm_next, read_inkling, read_qwen4
-from kvplan_engine.checkpoints.families.states.delta import KIMI_LINEAR, QWEN3_NEXT
-from kvplan_engine.checkpoints.families.states.linear import (
-    LFM2,
-    read_alice,
-    read_bailing_hybrid,
-    read_bailing_v3,
-    read_minimax,
-)
-from kvplan_engine.checkpoints.families.states.mamba import BAMBA, FALCON_H1, JAMBA, MAMBA
-from kvplan_engine.checkpoints.families.states.mamba_blocks import NEMOTRON_H, read_zamba2
+from kvplan_engine.checkpoints.families.states.counted import COUNTED
+from kvplan_engine.checkpoints.families.states.delta import DELTA
+from kvplan_engine.checkpoints.families.states.linear import LINEAR
+from kvplan_engine.checkpoints.families.states.mamba import MAMBA
+from kvplan_engine.checkpoints.families.states.mamba_blocks import BLOCKS
 
-STATES = (
-    *(*MAMBA, *JAMBA, *BAMBA, *FALCON_H1, *NEMOTRON_H),
-    *(*LFM2, *QWEN3_NEXT, *KIMI_LINEAR),
-    Family(("AliceAIForCausalLM",), read_alice),
-    Family(("Zamba2ForCausalLM",), read_zamba2),
-    Family(("MiniMaxText01ForCausalLM", "MiniMaxForCausalLM"), read_minimax),
-    Family(("BailingMoeV2_5ForCausalLM",), read_bailing_hybrid),
-    Family(("BailingMoeV3ForCausalLM",), read_bailing_v3),
-    Family(("Glm5NextForCausalLM",), read_glm_next),
-    Family(("InklingForCausalLM", "InklingForConditionalGeneration"), read_inkling),
-    Family(("Qwen4ExpForCausalLM",), read_qwen4),
-)
+STATES = (*MAMBA, *BLOCKS, *DELTA, *LINEAR, *COUNTED)

@@ -8,15 +8,25 @@ from itertools import count, islice
 from math import isqrt
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, routed, whole
+from kvplan_engine.checkpoints.families.common import (
+    after_dense_ones,
+    attention,
+    by_period,
+    decoder,
+    mlp,
+    norms,
+    routed,
+    whole,
+)
+from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.latent.parts import indexer, latent_attention, stream_shapes
 from kvplan_engine.checkpoints.families.mixtures.parts import grouped_sigmoid
-from kvplan_engine.checkpoints.families.states.parts import gated_delta, gated_mixture, kimi_delta
+from kvplan_engine.checkpoints.families.states.parts import gated_delta, gated_mixture, kimi_delta_by_keys
 from kvplan_engine.checkpoints.families.wrappers.multimodal import text_of
 from kvplan_engine.checkpoints.fields import window
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import FULL, Attention, Indexer, LatentAttention, Mixer, State
-from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.description.model import ModelDescription, Shape
 
 _REFUSED = ("tie_word_embeddings", "attention_bias")
 
@@ -34,15 +44,13 @@ def read_qwen4(config: dict[str, Any]) -> ModelDescription:
     connections = (*_connection(config, "attention_connection"), *_connection(config, "mlp_connection"))
     lookups = dict(zip(_looking_up(config), _table_rows(config), strict=False))
     kinds = by_period(config, whole(config, "full_attention_interval", default=4), "linear_attention")
-    layers = []
-    for index, kind in enumerate(kinds):
-        mixers: tuple[Mixer, ...] = (state if kind == "linear_attention" else mixer,)
-        others = connections
-        if index in lookups:
-            mixers, others = (*mixers, _convolution(config)), (*others, *_lookup(config, lookups[index]))
-        layers.append(Layer(mixers, mixture, none, others=others))
+    mixers: list[tuple[Mixer, ...]] = [(state if kind == "linear_attention" else mixer,) for kind in kinds]
+    shapes = [connections] * len(kinds)
+    for index, rows in lookups.items():
+        mixers[index] = (*mixers[index], _convolution(config))
+        shapes[index] = (*connections, *_lookup(config, rows))
     last = _connection(config, "last_connection", injects=False)
-    return model(config, layers, none, max_positions=32768, others=last)
+    return decoder(config, none, mixers, mixture, shapes=shapes, max_positions=32768, others=last)
 
 
 def _qwen4_attention(config: dict[str, Any]) -> Attention:
@@ -112,32 +120,13 @@ def _convolution(config: dict[str, Any]) -> State:
 
 def read_glm_next(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does. What mixes the streams only counts."""
-    norm, others = norms(config), stream_shapes(config) if config.get("mhc", True) else ()
-    state, latent = _state(config), _glm_next_attention(config)
-    dense, mixture = mlp(config, bias=False), grouped_sigmoid(config, shared=1)
+    shapes = stream_shapes(config) if config.get("mhc", True) else ()
+    kinds = by_period(config, 4, "linear_attention")
+    state, latent = kimi_delta_by_keys(config), _glm_next_attention(config)
+    mixers = [state if kind == "linear_attention" else latent for kind in kinds]
+    mixture, sparse = grouped_sigmoid(config, shared=1), after_dense_ones(config, 3)
     mixture = replace(mixture, correction=config.get("topk_method", "noaux_tc") == "noaux_tc")
-    layers = []
-    for index in range(int(config["num_hidden_layers"])):
-        part: FeedForward = mixture if _is_sparse(config, index) else dense
-        layers.append(Layer((state if _is_linear(config, index) else latent,), part, norm, others=others))
-    return model(config, layers, norm)
-
-
-def _is_linear(config: dict[str, Any], index: int) -> bool:
-    kinds = config.get("layer_types")
-    return index % 4 < 3 if kinds is None else bool(kinds[index] == "linear_attention")
-
-
-def _is_sparse(config: dict[str, Any], index: int) -> bool:
-    kinds = config.get("mlp_layer_types")
-    return index > 2 if kinds is None else bool(kinds[index] == "sparse")
-
-
-def _state(config: dict[str, Any]) -> State:
-    older = config.get("linear_attn_config") or {}
-    heads, size = older.get("num_heads"), older.get("head_dim")
-    kernel = older.get("short_conv_kernel_size") or config.get("linear_conv_kernel_dim", 4)
-    return kimi_delta(int(heads or config["linear_num_heads"]), int(size or config["linear_head_dim"]), int(kernel))
+    return decoder(config, norms(config), mixers, mixture, sparse, dense=mlp(config, bias=False), shapes=shapes)
 
 
 def _glm_next_attention(config: dict[str, Any]) -> LatentAttention:
@@ -151,18 +140,20 @@ def _glm_next_attention(config: dict[str, Any]) -> LatentAttention:
 def read_inkling(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does (vllm/models/inkling/configs.py): the published keys, or those of transformers."""
     text = _uniform({**text_of(config), "architectures": config["architectures"]})
-    hidden, norm, dense = int(text["hidden_size"]), norms(text), int(text.get("dense_mlp_idx", 0))
-    layers = []
-    for index in range(int(text["num_hidden_layers"])):
+    hidden, first = int(text["hidden_size"]), int(text.get("dense_mlp_idx", 0))
+    mixture, dense = _inkling_mixture(text), mlp(text, int(text["dense_intermediate_size"]), bias=False)
+    mixers, shapes, sparse = [], [], [index >= first for index in range(int(text["num_hidden_layers"]))]
+    for index, is_sparse in enumerate(sparse):
         is_local = index in text["local_layer_ids"]
         mixer = _inkling_attention(text, is_local)
         kv_size = mixer.num_kv_heads * (mixer.key_size + mixer.value_size)
-        streams = State("stream_conv", kv_size + 2 * hidden, text["kernel"], ())
-        part = _inkling_mixture(text) if index >= dense else mlp(text, int(text["dense_intermediate_size"]), bias=False)
-        layers.append(Layer((mixer, streams), part, norm, others=_others(text, mixer, part, is_local)))
-    found = replace(model(text, layers, norm, max_positions=None), tie_word_embeddings=False)
-    embedding_norm = (Shape("embed_norm", (hidden,)),) if text.get("use_embed_norm", False) else ()
-    return replace(found, others=embedding_norm)
+        mixers.append((mixer, State("stream_conv", kv_size + 2 * hidden, text["kernel"], ())))
+        shapes.append(_others(text, mixer, mixture if is_sparse else dense, is_local))
+    ends = (Shape("embed_norm", (hidden,)),) if text.get("use_embed_norm", False) else ()
+    keys = {**text, "tie_word_embeddings": False}
+    return decoder(
+        keys, norms(text), mixers, mixture, sparse, dense=dense, shapes=shapes, max_positions=None, others=ends
+    )
 
 
 def _uniform(text: dict[str, Any]) -> dict[str, Any]:
@@ -217,3 +208,10 @@ def _others(text: dict[str, Any], mixer: Attention, part: FeedForward, is_local:
     if text.get("use_global_scale", False):
         shapes.append(Shape("global_scale", (1,)))
     return tuple(shapes)
+
+
+COUNTED = (
+    Family(("Glm5NextForCausalLM",), read_glm_next),
+    Family(("InklingForCausalLM", "InklingForConditionalGeneration"), read_inkling),
+    Family(("Qwen4ExpForCausalLM",), read_qwen4),
+)

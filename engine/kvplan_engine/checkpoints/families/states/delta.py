@@ -5,14 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope
+from kvplan_engine.checkpoints.families.common import (
+    after_dense_ones,
+    attention,
+    by_period,
+    decoder,
+    mlp,
+    model,
+    norms,
+    rope,
+    stepped,
+)
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.latent.parts import LATENT_NAMES, latent_attention
 from kvplan_engine.checkpoints.families.mixtures.parts import MIXTRAL_NAMES, QWEN_NAMES, with_names
-from kvplan_engine.checkpoints.families.states.parts import gated_delta, gated_mixture, kimi_delta
-from kvplan_engine.description.feed_forward import FeedForward, Mixture
-from kvplan_engine.description.mixers import Attention, State
-from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.checkpoints.families.states.parts import gated_delta, gated_mixture, kimi_delta_by_keys, weighed
+from kvplan_engine.description.feed_forward import Mixture
+from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.model import Layer, ModelDescription
 from kvplan_engine.description.norms import Norms
 
 # Qwen3-Next, Qwen3.5 and 3.6, OLMo Hybrid: Gated DeltaNet in three layers of four, attention in the fourth.
@@ -20,29 +30,18 @@ from kvplan_engine.description.norms import Norms
 
 def read_qwen3_next(config: dict[str, Any]) -> ModelDescription:
     """transformers: Qwen3NextModel, Qwen3_5TextModel, Qwen3_5MoeTextModel. Norms' weights are stored minus one."""
-    norm = norms(config, "rms_plus_one")
-    state, mixer = gated_delta(config), _gated_attention(config)
+    state, mixer, norm = gated_delta(config), _gated_attention(config), norms(config, "rms_plus_one")
     kinds = by_period(config, int(config.get("full_attention_interval", 4)), "linear_attention")
-    layers = [
-        Layer((mixer if kind == "full_attention" else state,), _qwen3_next_feed_forward(config, index), norm)
-        for index, kind in enumerate(kinds)
-    ]
-    return model(config, layers, norm, max_positions=32768)
+    mixers = [mixer if kind == "full_attention" else state for kind in kinds]
+    if not config.get("num_experts"):
+        return decoder(config, norm, mixers, mlp(config, bias=False), max_positions=32768)
+    return decoder(config, norm, mixers, gated_mixture(config), stepped(config), max_positions=32768)
 
 
 def _gated_attention(config: dict[str, Any]) -> Attention:
     """A quarter of each head turns by position; the query's matrix gives the gate as well."""
     size = int(config.get("head_dim", 256))
     return attention(config, size=size, rope=rope(config, size, partial=0.25), head_norm="head", gate="element")
-
-
-def _qwen3_next_feed_forward(config: dict[str, Any], index: int) -> FeedForward:
-    experts = int(config.get("num_experts") or 0)
-    every = int(config.get("decoder_sparse_step", 1))
-    dense = index in (config.get("mlp_only_layers") or ()) or (index + 1) % every
-    if not experts or dense:
-        return mlp(config, bias=False)
-    return gated_mixture(config)
 
 
 def read_olmo_hybrid(config: dict[str, Any]) -> ModelDescription:
@@ -117,14 +116,6 @@ _OLMO_NAMES = replace(
     },
 )
 
-QWEN3_NEXT = (
-    Family(("Qwen3NextForCausalLM",), read_qwen3_next, _NEXT_NAMES),
-    Family(("Qwen3_5ForCausalLM",), read_qwen3_next, _QWEN3_NEXT_NAMES),
-    Family(("Qwen3_5MoeForCausalLM",), read_qwen3_next, _QWEN3_NEXT_NAMES),
-    Family(("OlmoHybridForCausalLM",), read_olmo_hybrid, _OLMO_NAMES),
-)
-
-
 # Kimi Linear and Kimi K3: Kimi Delta Attention in three layers of four, latent attention in the fourth; experts.
 
 
@@ -133,62 +124,32 @@ def read_kimi_linear(config: dict[str, Any]) -> ModelDescription:
 
     Kimi K3's further ones: gates of full rank, experts behind a projection, and weighed residuals, which only count.
     """
-    norm = norms(config)
     options: dict[str, Any] = {"rope": None} if config.get("mla_use_nope", True) else {}
     if config.get("mla_use_output_gate"):
         options["gate"] = int(config["num_attention_heads"]) * int(config["v_head_dim"])
-    state, latent = _state(config), latent_attention(config, **options)
-    full, beside = _full_layers(config), _weighed(config, "self_attention", "mlp")
-    layers = []
-    for index in range(int(config["num_hidden_layers"])):
-        mixer = latent if index in full else state
-        layers.append(Layer((mixer,), _kimi_linear_feed_forward(config, index), norm, others=beside))
-    return model(config, layers, norm, max_positions=1048576, others=_weighed(config, "output_attn"))
-
-
-def _weighed(config: dict[str, Any], *names: str) -> tuple[Shape, ...]:
-    """A norm and one row of scores each, for what earlier blocks left (Kimi K3's attention residuals)."""
-    if config.get("attn_res_block_size") is None:
-        return ()
-    sizes = (int(config["hidden_size"]),)
-    return tuple(Shape(f"{name}_res_{part}", sizes) for name in names for part in ("norm", "proj"))
+    state, latent = kimi_delta_by_keys(config), latent_attention(config, **options)
+    full, is_weighed = _full_layers(config), config.get("attn_res_block_size") is not None
+    return decoder(
+        config,
+        norms(config),
+        [latent if index in full else state for index in range(int(config["num_hidden_layers"]))],
+        _kimi_linear_mixture(config),
+        after_dense_ones(config, 1),
+        dense=mlp(config, bias=False),
+        shapes=weighed(config, "self_attention", "mlp") if is_weighed else (),
+        max_positions=1048576,
+        others=weighed(config, "output_attn") if is_weighed else (),
+    )
 
 
 def _full_layers(config: dict[str, Any]) -> set[int]:
     if config.get("layer_types") is not None:
         return {index for index, kind in enumerate(config["layer_types"]) if kind == "full_attention"}
-    return {int(index) - 1 for index in _linear(config).get("full_attn_layers") or ()}  # counted from one
+    published = config.get("linear_attn_config") or {}
+    return {int(index) - 1 for index in published.get("full_attn_layers") or ()}  # counted from one
 
 
-def _linear(config: dict[str, Any]) -> dict[str, Any]:
-    published = config.get("linear_attn_config")
-    if published is not None:
-        return dict(published)
-    kernel = config.get("linear_conv_kernel_dim", 4)
-    return {
-        "num_heads": config["linear_num_heads"],
-        "head_dim": config["linear_head_dim"],
-        "short_conv_kernel_size": kernel,
-    }
-
-
-def _state(config: dict[str, Any]) -> State:
-    linear = _linear(config)
-    heads, size = int(linear["num_heads"]), int(linear["head_dim"])
-    kernel = int(linear.get("short_conv_kernel_size", 4))
-    return kimi_delta(heads, size, kernel, full_gate=bool(linear.get("use_full_rank_gate")))
-
-
-def _is_dense(config: dict[str, Any], index: int) -> bool:
-    if config.get("mlp_layer_types") is not None:
-        return bool(config["mlp_layer_types"][index] == "dense")
-    every = int(config.get("moe_layer_freq", 1))
-    return index < int(config.get("first_k_dense_replace", 1)) or index % every > 0
-
-
-def _kimi_linear_feed_forward(config: dict[str, Any], index: int) -> FeedForward:
-    if _is_dense(config, index):
-        return mlp(config, bias=False)
+def _kimi_linear_mixture(config: dict[str, Any]) -> Mixture:
     size, shared = int(config["moe_intermediate_size"]), int(config.get("num_shared_experts") or 0)
     latent = config.get("routed_expert_hidden_size")
     return Mixture(
@@ -233,4 +194,9 @@ _KIMI_LINEAR_NAMES = replace(
     },
 )
 
-KIMI_LINEAR = (Family(("KimiLinearForCausalLM",), read_kimi_linear, _KIMI_LINEAR_NAMES),)
+DELTA = (
+    Family(("Qwen3NextForCausalLM",), read_qwen3_next, _NEXT_NAMES),
+    Family(("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"), read_qwen3_next, _QWEN3_NEXT_NAMES),
+    Family(("OlmoHybridForCausalLM",), read_olmo_hybrid, _OLMO_NAMES),
+    Family(("KimiLinearForCausalLM",), read_kimi_linear, _KIMI_LINEAR_NAMES),
+)

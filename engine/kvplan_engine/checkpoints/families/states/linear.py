@@ -5,29 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, routed, whole
+from kvplan_engine.checkpoints.families.common import (
+    after_dense_ones,
+    attention,
+    by_period,
+    decoder,
+    mlp,
+    norms,
+    rope,
+    routed,
+    whole,
+)
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.latent.parts import latent_attention
-from kvplan_engine.checkpoints.families.mixtures.parts import after_dense_ones, bailing_mixture
-from kvplan_engine.checkpoints.families.states.parts import gated_mixture, kimi_delta, lightning
+from kvplan_engine.checkpoints.families.mixtures.parts import bailing_mixture
+from kvplan_engine.checkpoints.families.states.parts import gated_mixture, kimi_delta, lightning, weighed
 from kvplan_engine.checkpoints.fields import head_size, with_heads_of
 from kvplan_engine.checkpoints.tensor_names import TensorNames
-from kvplan_engine.description.feed_forward import FeedForward, Mixture
+from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import State
-from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.description.model import ModelDescription
 
 # MiniMax Text 01 and M1: lightning attention (a state) in most layers, attention in the others; experts.
 
 
 def read_minimax(config: dict[str, Any]) -> ModelDescription:
     """transformers: MiniMaxModel, and the keys of the first published config.json (``attn_type_list``: 1 is full)."""
-    norm, size = norms(config), head_size(config)
+    size = head_size(config)
     rotary = config.get("rotary_dim")
     positions = rope({**config, "partial_rotary_factor": int(rotary) / size} if rotary else config, size)
     mixer = attention(config, rope=positions, qkv_bias=False, output_bias=False)
-    state, mixture = lightning(int(config["num_attention_heads"]), size), _minimax_mixture(config)
-    layers = [Layer((mixer if full else state,), mixture, norm) for full in _full_layers(config)]
-    return model(config, layers, norm, max_positions=131072)
+    state = lightning(int(config["num_attention_heads"]), size)
+    mixers = [mixer if full else state for full in _full_layers(config)]
+    return decoder(config, norms(config), mixers, _minimax_mixture(config), max_positions=131072)
 
 
 def _full_layers(config: dict[str, Any]) -> list[bool]:
@@ -55,28 +65,22 @@ def read_bailing_hybrid(config: dict[str, Any]) -> ModelDescription:
     """Read as vLLM does: its code comes with the checkpoint. ValueError for biases everywhere, which nobody knows."""
     if config.get("use_bias"):
         raise ValueError("its layers have biases (use_bias)")
-    norm, state, latent = norms(config), _bailing_state(config), latent_attention(config)
+    state, latent, sparse = _bailing_state(config), latent_attention(config), after_dense_ones(config)
     period, mixture = whole(config, "layer_group_size", default=1), bailing_mixture(config)
-    layers = []
-    for index, is_sparse in enumerate(after_dense_ones(config)):
-        part: FeedForward = mixture if is_sparse else mlp(config, bias=False)
-        layers.append(Layer((state if (index + 1) % period else latent,), part, norm))
-    return model(config, layers, norm)
+    mixers = [state if (index + 1) % period else latent for index in range(len(sparse))]
+    return decoder(config, norms(config), mixers, mixture, sparse, dense=mlp(config, bias=False))
 
 
 def read_bailing_v3(config: dict[str, Any]) -> ModelDescription:
     """Ling 3, as vLLM reads it: Kimi Delta Attention, and gated latent attention behind each group and at the end."""
     if not config.get("no_kda_lora"):
         raise ValueError("its states have gates of low rank (no_kda_lora)")
-    norm, state = norms(config), _kimi_state(config)
+    state, sparse = _kimi_state(config), after_dense_ones(config)
     latent, mixture = latent_attention(config, gate=_gate(config)), replace(bailing_mixture(config), correction=True)
     period, number = whole(config, "layer_group_size", default=1), int(config["num_hidden_layers"])
-    layers = []
-    for index, is_sparse in enumerate(after_dense_ones(config)):
-        is_latent = (index + 1) % period == 0 or index >= number - number % period
-        part: FeedForward = mixture if is_sparse else mlp(config, bias=False)
-        layers.append(Layer((latent if is_latent else state,), part, norm))
-    return model(config, layers, norm)
+    last = number - number % period
+    mixers = [latent if (index + 1) % period == 0 or index >= last else state for index in range(number)]
+    return decoder(config, norms(config), mixers, mixture, sparse, dense=mlp(config, bias=False))
 
 
 def _gate(config: dict[str, Any]) -> int:
@@ -105,14 +109,24 @@ def _bailing_state(config: dict[str, Any]) -> State:
 
 def read_lfm2(config: dict[str, Any]) -> ModelDescription:
     """transformers: Lfm2Model, Lfm2MoeModel."""
-    norm = norms(config, key="norm_eps")
-    mixer, state = attention(config, qkv_bias=False, output_bias=False, head_norm="head"), _lfm2_state(config)
-    layers = [
-        Layer((mixer if kind == "full_attention" else state,), _feed_forward(config, index), norm)
-        for index, kind in enumerate(_kinds(config))
-    ]
+    norm, state = norms(config, key="norm_eps"), _lfm2_state(config)
+    mixer = attention(config, qkv_bias=False, output_bias=False, head_norm="head")
+    mixers = [mixer if kind == "full_attention" else state for kind in _kinds(config)]
     tied = bool(config.get("tie_embedding", config.get("tie_word_embeddings", True)))
-    return model({**config, "tie_word_embeddings": tied}, layers, norm, max_positions=128000)
+    keys = {**config, "tie_word_embeddings": tied}
+    if not config.get("num_experts"):
+        return decoder(keys, norm, mixers, mlp(config, _inner(config), bias=False), max_positions=128000)
+    mixture = routed(
+        config,
+        "num_experts",
+        scoring="sigmoid",
+        normalised=bool(config.get("norm_topk_prob", True)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        correction=bool(config.get("use_expert_bias", True)),
+    )
+    sparse = [index >= int(config.get("num_dense_layers", 2)) for index in range(len(mixers))]
+    dense = mlp(config, int(config["intermediate_size"]), bias=False)
+    return decoder(keys, norm, mixers, mixture, sparse, dense=dense, max_positions=128000)
 
 
 def _kinds(config: dict[str, Any]) -> list[str]:
@@ -132,20 +146,6 @@ def _lfm2_state(config: dict[str, Any]) -> State:
         recurrent_shape=(),
         bias=bias,
         conv_bias=bias,
-    )
-
-
-def _feed_forward(config: dict[str, Any], index: int) -> FeedForward:
-    experts = int(config.get("num_experts") or 0)
-    if not experts or index < int(config.get("num_dense_layers", 2)):
-        return mlp(config, _inner(config) if not experts else int(config["intermediate_size"]), bias=False)
-    return routed(
-        config,
-        "num_experts",
-        scoring="sigmoid",
-        normalised=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor", 1.0)),
-        correction=bool(config.get("use_expert_bias", True)),
     )
 
 
@@ -179,12 +179,6 @@ _NAMES = TensorNames(
     },
 )
 
-LFM2 = (
-    Family(("Lfm2ForCausalLM",), read_lfm2, _NAMES),
-    Family(("Lfm2MoeForCausalLM",), read_lfm2, _NAMES),
-)
-
-
 # AliceAI: Kimi Delta Attention beside Qwen3-Next's attention, experts in every layer. It is described and not run.
 
 
@@ -195,26 +189,19 @@ def read_alice(config: dict[str, Any]) -> ModelDescription:
     mixer = attention(config, rope=rope(config, size, partial=0.25), head_norm="head", gate="element")
     heads, head = int(config["linear_num_key_heads"]), int(config["linear_key_head_dim"])
     state = kimi_delta(heads, head, int(config.get("linear_conv_kernel_dim", 4)))
-    part = _alice_mixture(config)
     kinds = by_period(config, int(config.get("full_attention_interval", 4)), "linear_attention")
-    layers = [
-        Layer(
-            (mixer if kind == "full_attention" else state,),
-            part,
-            norm,
-            others=_weighed(config, "mlp", *(("attn",) if index else ())),
-        )
-        for index, kind in enumerate(kinds)
-    ]
-    found = model(config, layers, norm, max_positions=None, others=_weighed(config, "final"))
-    return replace(found, tie_word_embeddings=False)
+    mixers = [mixer if kind == "full_attention" else state for kind in kinds]
+    shapes = [weighed(config, "mlp"), *[weighed(config, "mlp", "attn")] * (len(kinds) - 1)]
+    mixture, ends = gated_mixture(config, scoring="sigmoid", correction=True), weighed(config, "final")
+    keys = {**config, "tie_word_embeddings": False}
+    return decoder(keys, norm, mixers, mixture, shapes=shapes, max_positions=None, others=ends)
 
 
-def _weighed(config: dict[str, Any], *names: str) -> tuple[Shape, ...]:
-    """A norm and one row of scores each."""
-    sizes = (int(config["hidden_size"]),)
-    return tuple(Shape(f"{name}_res_{part}", sizes) for name in names for part in ("norm", "proj"))
-
-
-def _alice_mixture(config: dict[str, Any]) -> Mixture:
-    return gated_mixture(config, scoring="sigmoid", correction=True)
+LINEAR = (
+    Family(("Lfm2ForCausalLM",), read_lfm2, _NAMES),
+    Family(("Lfm2MoeForCausalLM",), read_lfm2, _NAMES),
+    Family(("AliceAIForCausalLM",), read_alice),
+    Family(("MiniMaxText01ForCausalLM", "MiniMaxForCausalLM"), read_minimax),
+    Family(("BailingMoeV2_5ForCausalLM",), read_bailing_hybrid),
+    Family(("BailingMoeV3ForCausalLM",), read_bailing_v3),
+)

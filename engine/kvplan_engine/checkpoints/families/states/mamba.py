@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import Config, attention, mlp, model, norms, rope
+from kvplan_engine.checkpoints.families.common import Config, attention, decoder, mlp, norms, rope
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.states.parts import (
     mamba1,
@@ -19,8 +19,8 @@ from kvplan_engine.checkpoints.families.states.parts import (
 from kvplan_engine.checkpoints.fields import head_size
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
-from kvplan_engine.description.mixers import Attention, Mixer, State
-from kvplan_engine.description.model import Layer, ModelDescription, WeightFactor
+from kvplan_engine.description.mixers import Attention, State
+from kvplan_engine.description.model import ModelDescription, WeightFactor
 
 
 def read_mamba(config: dict[str, Any]) -> ModelDescription:
@@ -56,9 +56,7 @@ def read_mamba2(config: dict[str, Any]) -> ModelDescription:
 
 
 def _read(config: dict[str, Any], state: State, *, tied: bool) -> ModelDescription:
-    norm = norms(config, key="layer_norm_epsilon")
-    layers = [Layer((state,), None, norm)] * int(config["num_hidden_layers"])
-    return model(config, layers, norm, tied=tied, max_positions=None)
+    return decoder(config, norms(config, key="layer_norm_epsilon"), state, None, tied=tied, max_positions=None)
 
 
 def _names(inside: dict[str, str]) -> TensorNames:
@@ -71,43 +69,24 @@ def _names(inside: dict[str, str]) -> TensorNames:
     )
 
 
-MAMBA = (
-    Family(("MambaForCausalLM",), read_mamba, _names(mamba1_names("mixer"))),
-    Family(("FalconMambaForCausalLM",), read_falcon_mamba, _names(mamba1_names("mixer"))),
-    Family(("Mamba2ForCausalLM",), read_mamba2, _names(mamba2_names("mixer"))),
-)
-
-
 # Jamba: one attention without positions in eight layers, Mamba in the others, experts in every other MLP.
 
 
 def read_jamba(config: dict[str, Any]) -> ModelDescription:
     """transformers: JambaModel."""
-    norm = norms(config)
-    layers = [
-        Layer((_mixer(config, index),), _feed_forward(config, index), norm)
-        for index in range(int(config["num_hidden_layers"]))
-    ]
-    return model(config, layers, norm, max_positions=262144)
+    mixer = attention(config, rope=None, qkv_bias=False, output_bias=False)
+    state, plain = mamba1(config, "mamba_", norms=True), mlp(config, bias=False)
+    mixers = [mixer if full else state for full in _layers_at(config, "attn", 8, 4)]
+    experts, sparse = int(config.get("num_experts", 16)), _layers_at(config, "expert", 2, 1)
+    mixture = Mixture(experts, int(config.get("num_experts_per_tok", 2)), plain, normalised=False)
+    return decoder(
+        config, norms(config), mixers, mixture if experts > 1 else plain, sparse, dense=plain, max_positions=262144
+    )
 
 
-def _is_at(config: dict[str, Any], index: int, what: str, period: int, offset: int) -> bool:
-    every = int(config.get(f"{what}_layer_period", period))
-    return index % every == int(config.get(f"{what}_layer_offset", offset))
-
-
-def _mixer(config: dict[str, Any], index: int) -> Mixer:
-    if _is_at(config, index, "attn", 8, 4):
-        return attention(config, rope=None, qkv_bias=False, output_bias=False)
-    return mamba1(config, "mamba_", norms=True)
-
-
-def _feed_forward(config: dict[str, Any], index: int) -> FeedForward:
-    plain = mlp(config, bias=False)
-    experts = int(config.get("num_experts", 16))
-    if experts == 1 or not _is_at(config, index, "expert", 2, 1):
-        return plain
-    return Mixture(experts, int(config.get("num_experts_per_tok", 2)), plain, normalised=False)
+def _layers_at(config: dict[str, Any], what: str, period: int, offset: int) -> list[bool]:
+    every, first = int(config.get(f"{what}_layer_period", period)), int(config.get(f"{what}_layer_offset", offset))
+    return [index % every == first for index in range(int(config["num_hidden_layers"]))]
 
 
 _JAMBA_NAMES = TensorNames(
@@ -123,38 +102,27 @@ _JAMBA_NAMES = TensorNames(
     },
 )
 
-JAMBA = (Family(("JambaForCausalLM",), read_jamba, _JAMBA_NAMES),)
-
-
 # Hybrids of Mamba 2 and attention, layer by layer: Bamba and Granite 4.
 
 
 def read_bamba(config: dict[str, Any]) -> ModelDescription:
     """transformers: BambaModel. Half of each head turns by position."""
-    norm, state, feed_forward = norms(config), prefixed_mamba2(config), mlp(config)
-    positions = rope(config, head_size(config), partial=0.5)
-    full = set(config.get("attn_layer_indices") or ())
-    layers = [
-        Layer((attention(config, rope=positions) if index in full else state,), feed_forward, norm)
-        for index in range(int(config["num_hidden_layers"]))
-    ]
-    return model(config, layers, norm, max_positions=262144)
+    state, full = prefixed_mamba2(config), set(config.get("attn_layer_indices") or ())
+    mixer = attention(config, rope=rope(config, head_size(config), partial=0.5))
+    mixers = [mixer if index in full else state for index in range(int(config["num_hidden_layers"]))]
+    return decoder(config, norms(config), mixers, mlp(config), max_positions=262144)
 
 
 def read_granite_hybrid(config: dict[str, Any]) -> ModelDescription:
     """transformers: GraniteMoeHybridModel. Its scales are Granite's; positions only where the config asks for RoPE."""
-    norm, state = norms(config), prefixed_mamba2(config)
-    mixer, feed_forward = _granite_attention(config), _granite_feed_forward(config)
-    residual = float(config.get("residual_multiplier", 1.0))
+    state, mixer = prefixed_mamba2(config), _granite_attention(config)
     kinds = config.get("layer_types") or ["mamba"] * int(config["num_hidden_layers"])
-    layers = [
-        Layer((mixer if kind in ("attention", "full_attention") else state,), feed_forward, norm, residual)
-        for kind in kinds
-    ]
-    return model(
+    return decoder(
         config,
-        layers,
-        norm,
+        norms(config),
+        [mixer if kind in ("attention", "full_attention") else state for kind in kinds],
+        _granite_feed_forward(config),
+        residual_scale=float(config.get("residual_multiplier", 1.0)),
         embedding_scale=float(config.get("embedding_multiplier", 1.0)),
         logits_scale=1 / float(config.get("logits_scaling", 1.0)),
     )
@@ -204,29 +172,23 @@ _GRANITE_NAMES = TensorNames(
     },
 )
 
-BAMBA = (
-    Family(("BambaForCausalLM",), read_bamba, _BAMBA_NAMES),
-    Family(("GraniteMoeHybridForCausalLM",), read_granite_hybrid, _GRANITE_NAMES),
-)
-
-
 # Falcon H1: Mamba 2 and attention beside each other in every layer, with factors on the inputs and outputs of all.
 
 
 def read_falcon_h1(config: dict[str, Any]) -> ModelDescription:
     """transformers: FalconH1Model."""
-    norm = norms(config)
     state = prefixed_mamba2(
         config,
         output_bias=bool(config.get("projectors_bias", False)),
         norms=bool(config.get("mamba_rms_norm", False)),
         norm_first=bool(config.get("mamba_norm_before_gate", True)),
     )
-    layer = Layer((attention(config), state), mlp(config), norm, factors=_factors(config))
-    return model(
+    return decoder(
         config,
-        [layer] * int(config["num_hidden_layers"]),
-        norm,
+        norms(config),
+        (attention(config), state),
+        mlp(config),
+        factors=_factors(config),
         max_positions=8192,
         embedding_scale=_factor(config, "embedding_multiplier"),
         logits_scale=_factor(config, "lm_head_multiplier"),
@@ -258,12 +220,14 @@ def _factors(config: Config) -> tuple[WeightFactor, ...]:
     return tuple(each for each in factors if (each.weight, each.bias) != (1.0, 1.0))
 
 
-_FALCON_H1_NAMES = TensorNames(
-    up=("feed_forward.gate_proj", "feed_forward.up_proj"),
-    down="feed_forward.down_proj",
-    mlp_norm="pre_ff_layernorm",
-    final_norm="model.final_layernorm",
-    inside=mamba2_names("mamba", "second."),
-)
+_FALCON_H1_NAMES = replace(_BAMBA_NAMES, inside=mamba2_names("mamba", "second."))
 
-FALCON_H1 = (Family(("FalconH1ForCausalLM",), read_falcon_h1, _FALCON_H1_NAMES),)
+MAMBA = (
+    Family(("MambaForCausalLM",), read_mamba, _names(mamba1_names("mixer"))),
+    Family(("FalconMambaForCausalLM",), read_falcon_mamba, _names(mamba1_names("mixer"))),
+    Family(("Mamba2ForCausalLM",), read_mamba2, _names(mamba2_names("mixer"))),
+    Family(("JambaForCausalLM",), read_jamba, _JAMBA_NAMES),
+    Family(("BambaForCausalLM",), read_bamba, _BAMBA_NAMES),
+    Family(("GraniteMoeHybridForCausalLM",), read_granite_hybrid, _GRANITE_NAMES),
+    Family(("FalconH1ForCausalLM",), read_falcon_h1, _FALCON_H1_NAMES),
+)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, model, norms
+from kvplan_engine.checkpoints.families.common import attention, decoder, norms, rope
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.states.parts import mamba2, mamba2_names, refuse_other_activations, step_limits
-from kvplan_engine.checkpoints.fields import activation, rope, window
+from kvplan_engine.checkpoints.fields import activation, window
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.mixers import Attention, State
-from kvplan_engine.description.model import Layer, ModelDescription, Shape
+from kvplan_engine.description.model import ModelDescription, Shape
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -23,31 +24,34 @@ _KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
 
 def read_nemotron_h(config: dict[str, Any]) -> ModelDescription:
     """transformers: NemotronHModel."""
-    norm = norms(config, key="layer_norm_epsilon")
-    parts = {"mamba": _mamba, "attention": _nemotron_h_attention, "mlp": _nemotron_h_mlp, "moe": _mixture}
-    layers = []
-    for kind in _kinds(config):
-        part = parts[kind](config)
-        is_mixer = isinstance(part, State | Attention)
-        layers.append(Layer((part,), None, norm) if is_mixer else Layer((), part, norm))  # type: ignore[arg-type]
-    return model(config, layers, norm, max_positions=4096)
+    return _of_blocks(config, [_block_of(config, kind) for kind in _kinds(config)], max_positions=4096)
 
 
 def read_nemotron_puzzle(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does (vllm/model_executor/models/nemotron_h.py): each block has keys of its own."""
-    norm = norms(config, key="layer_norm_epsilon")
-    layers = []
+    blocks = []
     for block in config["block_configs"]:
-        own, kind = {**config, **block}, block["block_type"]
-        if kind == "attention":
-            layers.append(
-                Layer((replace(_nemotron_h_attention(own), kept=window(own.get("sliding_window"))),), None, norm)
-            )
-        elif kind == "mamba":
-            layers.append(Layer((_mamba(own),), None, norm))
-        else:
-            layers.append(Layer((), _nemotron_h_mlp(own) if kind == "mlp" else _mixture(own), norm))
-    return model(config, layers, norm, max_positions=None)
+        own = {**config, **block}
+        part = _block_of(own, block["block_type"])
+        windowed = isinstance(part, Attention)
+        blocks.append(replace(part, kept=window(own.get("sliding_window"))) if windowed else part)
+    return _of_blocks(config, blocks, max_positions=None)
+
+
+def _block_of(config: dict[str, Any], kind: str) -> Any:
+    parts: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "mamba": _mamba,
+        "attention": _nemotron_h_attention,
+        "mlp": _nemotron_h_mlp,
+        "moe": _mixture,
+    }
+    return parts[kind](config)
+
+
+def _of_blocks(config: dict[str, Any], blocks: list[Any], **others: Any) -> ModelDescription:
+    mixers = [block if isinstance(block, State | Attention) else () for block in blocks]
+    parts = [None if isinstance(block, State | Attention) else block for block in blocks]
+    return decoder(config, norms(config, key="layer_norm_epsilon"), mixers, parts, **others)
 
 
 def _kinds(config: dict[str, Any]) -> list[str]:
@@ -135,29 +139,26 @@ _NAMES = TensorNames(
     },
 )
 
-NEMOTRON_H = (
-    Family(("NemotronHForCausalLM",), read_nemotron_h, _NAMES),
-    Family(("NemotronHPuzzleForCausalLM",), read_nemotron_puzzle),
-)
-
-
 # Zamba 2: Mamba 2 in every layer; before some of them runs one of a few transformer blocks that they share.
 
 
 def read_zamba2(config: dict[str, Any]) -> ModelDescription:
     """transformers: Zamba2Model. A shared block reads the hidden state and the embedding side by side."""
-    norm, hidden = norms(config), int(config["hidden_size"])
-    kinds = config["layers_block_type"]
+    hidden, is_hybrid = int(config["hidden_size"]), [kind == "hybrid" for kind in config["layers_block_type"]]
     state, mixer = _state(config), _zamba2_attention(config)
-    join = Shape("join", (hidden, hidden))
-    adapters = _adapters(config)
-    plain = Layer((state,), None, norm)
-    hybrid = Layer((mixer, state), None, norm, others=(join, *adapters))
-    layers = [hybrid if kind == "hybrid" else plain for kind in kinds]
-    blocks = min(int(config.get("num_mem_blocks", 1)), sum(kind == "hybrid" for kind in kinds))
+    beside = (Shape("join", (hidden, hidden)), *_adapters(config))
+    blocks = min(int(config.get("num_mem_blocks", 1)), sum(is_hybrid))
     positions = 16384 if config.get("use_long_context", False) else int(config.get("max_position_embeddings", 4096))
     others = tuple(shape for index in range(blocks) for shape in _block(config, f"blocks.{index}"))
-    return model({**config, "max_position_embeddings": positions}, layers, norm, tied=True, others=others)
+    return decoder(
+        {**config, "max_position_embeddings": positions},
+        norms(config),
+        [(mixer, state) if each else state for each in is_hybrid],
+        None,
+        shapes=[beside if each else () for each in is_hybrid],
+        tied=True,
+        others=others,
+    )
 
 
 def _state(config: dict[str, Any]) -> State:
@@ -225,3 +226,10 @@ def _adapters(config: dict[str, Any]) -> list[Shape]:
         for name, (inputs, outputs) in widths.items()
         for shape in (Shape(f"{name}.down", (rank, inputs)), Shape(f"{name}.up", (outputs, rank)))
     ]
+
+
+BLOCKS = (
+    Family(("NemotronHForCausalLM",), read_nemotron_h, _NAMES),
+    Family(("NemotronHPuzzleForCausalLM",), read_nemotron_puzzle),
+    Family(("Zamba2ForCausalLM",), read_zamba2),
+)

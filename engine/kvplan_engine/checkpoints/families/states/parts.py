@@ -8,6 +8,7 @@ from typing import Any
 from kvplan_engine.checkpoints.families.common import Config, routed, whole
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.description.mixers import State
+from kvplan_engine.description.model import Shape
 
 NO_LIMITS = (0.0, math.inf)
 
@@ -76,39 +77,20 @@ def mamba1(config: Config, prefix: str = "", *, inner: int | None = None, norms:
     )
 
 
-def mamba2(
-    *,
-    heads: int,
-    head_size: int,
-    columns: int,
-    groups: int,
-    kernel: int,
-    bias: bool = False,
-    output_bias: bool | None = None,
-    conv_bias: bool = True,
-    norms: bool = True,
-    norm_first: bool = False,
-    recurrent_dtype: str | None = None,
-    step_limits: tuple[float, float] = NO_LIMITS,
-) -> State:
+def mamba2(heads: int, head_size: int, columns: int, groups: int, kernel: int, **others: Any) -> State:
     """Heads of ``head_size`` x ``columns``; B and C go through the convolution beside the heads' inputs.
 
-    output_bias: None for as ``bias``.
+    others: fields of ``State``, in which the output has a bias where the input has one.
     """
+    usual = {"conv_bias": True, "norms": True, "output_bias": others.get("bias", False)}
     return State(
         "mamba2",
         conv_channels=heads * head_size + 2 * groups * columns,
         conv_kernel=kernel,
         recurrent_shape=(heads, head_size, columns),
-        recurrent_dtype=recurrent_dtype,
         num_heads=heads,
         num_groups=groups,
-        bias=bias,
-        output_bias=bias if output_bias is None else output_bias,
-        conv_bias=conv_bias,
-        norms=norms,
-        norm_first=norm_first,
-        step_limits=step_limits,
+        **(usual | others),
     )
 
 
@@ -118,27 +100,23 @@ def step_limits(config: Config) -> tuple[float, float]:
     return float(least), math.inf if isinstance(most, dict) else float(most)
 
 
-def prefixed_mamba2(
-    config: Config, *, output_bias: bool | None = None, norms: bool = True, norm_first: bool = False
-) -> State:
-    """Mamba 2 by the keys of Bamba, Granite 4 and Falcon H1, which begin with "mamba_"."""
+def prefixed_mamba2(config: Config, **others: Any) -> State:
+    """Mamba 2 by the keys of Bamba, Granite 4 and Falcon H1, which begin with "mamba_". others: as for ``mamba2``."""
     refuse_other_activations(config)
     hidden = int(config["hidden_size"])
     inner = int(config.get("mamba_d_ssm") or int(config.get("mamba_expand", 2)) * hidden)
     heads = int(config.get("mamba_n_heads", 128))
     size = config.get("mamba_d_head", "auto")
     return mamba2(
-        heads=heads,
-        head_size=inner // heads if size == "auto" else int(size),
+        heads,
+        inner // heads if size == "auto" else int(size),
         columns=int(config.get("mamba_d_state", 256)),
         groups=int(config.get("mamba_n_groups", 1)),
         kernel=int(config.get("mamba_d_conv", 4)),
         bias=bool(config.get("mamba_proj_bias", False)),
         conv_bias=bool(config.get("mamba_conv_bias", True)),
-        output_bias=output_bias,
-        norms=norms,
-        norm_first=norm_first,
         step_limits=step_limits(config),
+        **others,
     )
 
 
@@ -177,6 +155,21 @@ def kimi_delta(heads: int, size: int, conv_kernel: int, **gates: Any) -> State:
         rank=size,
         **gates,
     )
+
+
+def kimi_delta_by_keys(config: Config) -> State:
+    """Kimi Delta Attention by the keys of the published config.json, or by transformers'."""
+    published = config.get("linear_attn_config") or {}
+    heads = int(published.get("num_heads") or config["linear_num_heads"])
+    size = int(published.get("head_dim") or config["linear_head_dim"])
+    kernel = int(published.get("short_conv_kernel_size") or config.get("linear_conv_kernel_dim", 4))
+    return kimi_delta(heads, size, kernel, full_gate=bool(published.get("use_full_rank_gate")))
+
+
+def weighed(config: Config, *names: str) -> tuple[Shape, ...]:
+    """A norm and one row of scores each, for what earlier blocks left (attention residuals of Kimi K3, AliceAI)."""
+    sizes = (int(config["hidden_size"]),)
+    return tuple(Shape(f"{name}_res_{part}", sizes) for name in names for part in ("norm", "proj"))
 
 
 def lightning(heads: int, size: int, **others: Any) -> State:

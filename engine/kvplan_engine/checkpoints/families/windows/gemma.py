@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
-from kvplan_engine.checkpoints.families.family import LLAMA_CPP_NAMES, Gguf
+from kvplan_engine.checkpoints.families.common import (
+    attention,
+    by_period,
+    decoder,
+    mlp,
+    model,
+    norms,
+    rope,
+    window,
+)
+from kvplan_engine.checkpoints.families.family import LLAMA_CPP_NAMES, Family, Gguf
 from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import FeedForward, Mixture
 from kvplan_engine.description.mixers import Attention, Rope
@@ -28,21 +37,16 @@ def read_vaultgemma(config: dict[str, Any]) -> ModelDescription:
 
 
 def _read(config: dict[str, Any], places: NormPlaces, **others: Any) -> ModelDescription:
-    norm = norms(config, "rms_plus_one", places)
-    feed_forward = mlp(config, activation="gelu_tanh", bias=False)
-    layers = [
-        Layer((_gemma2_attention(config, layer_type),), feed_forward, norm) for layer_type in by_period(config, 2)
-    ]
-    cap = config.get("final_logit_softcapping", 30.0)
-    return model(
-        config,
-        layers,
-        norm,
-        tied=True,
-        embedding_scale=float(config["hidden_size"]) ** 0.5,
-        logits_softcap=float(cap) if cap else None,
-        **others,
-    )
+    mixers = [_gemma2_attention(config, kind) for kind in by_period(config, 2)]
+    part = mlp(config, activation="gelu_tanh", bias=False)
+    return decoder(config, norms(config, "rms_plus_one", places), mixers, part, **_ends(config, cap=30.0), **others)
+
+
+def _ends(config: dict[str, Any], cap: float | None = None) -> dict[str, Any]:
+    """Embedding and logits. cap: of these, where the config does not say."""
+    found = config.get("final_logit_softcapping", cap)
+    scale = float(config["hidden_size"]) ** 0.5
+    return {"tied": True, "embedding_scale": scale, "logits_softcap": float(found) if found else None}
 
 
 def _gemma2_attention(config: dict[str, Any], layer_type: str) -> Any:
@@ -61,19 +65,11 @@ def _gemma2_attention(config: dict[str, Any], layer_type: str) -> Any:
 
 def read_gemma3(config: dict[str, Any]) -> ModelDescription:
     """transformers: Gemma3TextModel."""
-    norm = norms(config, "rms_plus_one", "both")
-    feed_forward = mlp(config, activation="gelu_tanh", bias=False)
     kinds = by_period(config, int(config.get("sliding_window_pattern", 6)))
-    cap = config.get("final_logit_softcapping")
-    return model(
-        config,
-        [Layer((_gemma3_attention(config, kind),), feed_forward, norm) for kind in kinds],
-        norm,
-        max_positions=131072,
-        tied=True,
-        embedding_scale=float(config["hidden_size"]) ** 0.5,
-        logits_softcap=float(cap) if cap else None,
-    )
+    mixers = [_gemma3_attention(config, kind) for kind in kinds]
+    part = mlp(config, activation="gelu_tanh", bias=False)
+    norm = norms(config, "rms_plus_one", "both")
+    return decoder(config, norm, mixers, part, max_positions=131072, **_ends(config))
 
 
 def read_rnj1(config: dict[str, Any]) -> ModelDescription:
@@ -105,7 +101,7 @@ def _rope(config: dict[str, Any], size: int, layer_type: str) -> Rope:
 
 # Gemma 2 and 3 in GGUF files, whose metadata leaves out what llama.cpp knows by a model's size.
 
-_NAMES = replace(LLAMA_CPP_NAMES, attention_post_norm="post_attention_norm", mlp_post_norm="post_ffw_norm")
+_GGUF_NAMES = replace(LLAMA_CPP_NAMES, attention_post_norm="post_attention_norm", mlp_post_norm="post_ffw_norm")
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 
@@ -129,8 +125,8 @@ def _keys(own: dict[str, Any], architecture: str, window: int) -> dict[str, Any]
     return {"query_pre_attn_scalar": size, "sliding_window": own.get("attention.sliding_window", window)}
 
 
-GEMMA2_GGUF = Gguf("gemma2", _NAMES, norms_as_used=True, keys=_gemma2_keys)
-GEMMA3_GGUF = Gguf("gemma3", _NAMES, norms_as_used=True, keys=_gemma3_keys)
+_GEMMA2_GGUF = Gguf("gemma2", _GGUF_NAMES, norms_as_used=True, keys=_gemma2_keys)
+_GEMMA3_GGUF = Gguf("gemma3", _GGUF_NAMES, norms_as_used=True, keys=_gemma3_keys)
 
 
 # Gemma 3n: several residual streams (AltUp), an input of each layer's own, and last layers that read earlier KV.
@@ -138,28 +134,19 @@ GEMMA3_GGUF = Gguf("gemma3", _NAMES, norms_as_used=True, keys=_gemma3_keys)
 
 def read_gemma3n(config: dict[str, Any]) -> ModelDescription:
     """transformers: Gemma3nTextModel. Its norms' weights are stored as they are."""
-    norm = norms(config, "rms", "both")
     kinds = by_period(config, 5)
     first_shared = len(kinds) - int(config.get("num_kv_shared_layers", 15))
-    others = layer_shapes(config)
-    layers = [
-        Layer(
-            (_gemma3n_attention(config, kind, read_layer(kinds, index, first_shared)),),
-            mlp(config, _inner(config, index), activation="gelu_tanh", bias=False),
-            norm,
-            others=others,
-        )
-        for index, kind in enumerate(kinds)
-    ]
-    return model(
+    sizes = config.get("intermediate_size", 16384)
+    sizes = sizes if isinstance(sizes, list) else [sizes] * len(kinds)
+    return decoder(
         config,
-        layers,
-        norm,
-        tied=True,
-        embedding_scale=float(config["hidden_size"]) ** 0.5,
-        logits_softcap=float(config.get("final_logit_softcapping", 30.0)),
+        norms(config, "rms", "both"),
+        [_gemma3n_attention(config, kind, read_layer(kinds, i, first_shared)) for i, kind in enumerate(kinds)],
+        [mlp(config, int(sizes[i]), activation="gelu_tanh", bias=False) for i in range(len(kinds))],
+        shapes=layer_shapes(config),
         layer_inputs=layer_inputs(config),
         others=_streams(config),
+        **_ends(config, cap=30.0),
     )
 
 
@@ -176,20 +163,10 @@ def layer_inputs(config: dict[str, Any]) -> LayerInputs:
     return LayerInputs(int(config.get("vocab_size_per_layer_input", 262144)), size)
 
 
-def _input_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
-    """What adds the layer's own input to it: a gate, a projection back, a norm."""
-    hidden, size = int(config["hidden_size"]), int(config.get("hidden_size_per_layer_input", 256))
-    return (
-        Shape("per_layer_input_gate", (size, hidden)),
-        Shape("per_layer_projection", (hidden, size)),
-        Shape("post_per_layer_input_norm", (hidden,)),
-    )
-
-
 def layer_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
-    """AltUp's mixing of the streams, and the low-rank residual block beside attention (LAuReL)."""
+    """AltUp's mixing of the streams, the low-rank residual block beside attention (LAuReL), and what adds its input."""
     hidden, streams = int(config["hidden_size"]), int(config.get("altup_num_inputs", 4))
-    rank = int(config.get("laurel_rank", 64))
+    rank, size = int(config.get("laurel_rank", 64)), layer_inputs(config).size
     return (
         Shape("altup.correct_output_scale", (hidden,)),
         Shape("altup.correction_coefs", (streams, streams)),
@@ -199,7 +176,9 @@ def layer_shapes(config: dict[str, Any]) -> tuple[Shape, ...]:
         Shape("laurel.linear_left", (rank, hidden)),
         Shape("laurel.linear_right", (hidden, rank)),
         Shape("laurel.post_laurel_norm", (hidden,)),
-        *_input_shapes(config),
+        Shape("per_layer_input_gate", (size, hidden)),
+        Shape("per_layer_projection", (hidden, size)),
+        Shape("post_per_layer_input_norm", (hidden,)),
     )
 
 
@@ -209,11 +188,6 @@ def _streams(config: dict[str, Any]) -> tuple[Shape, ...]:
         Shape("altup_projections", (further, hidden, hidden)),
         Shape("altup_unembed_projections", (further, hidden, hidden)),
     )
-
-
-def _inner(config: dict[str, Any], index: int) -> int:
-    size = config.get("intermediate_size", 16384)
-    return int(size[index] if isinstance(size, list) else size)
 
 
 def _gemma3n_attention(config: dict[str, Any], kind: str, reads_layer: int | None) -> Attention:
@@ -231,7 +205,7 @@ def _gemma3n_attention(config: dict[str, Any], kind: str, reads_layer: int | Non
 
 # Gemma 4: full layers have larger heads and values that are the keys; a mixture may stand beside the MLP.
 
-GEMMA4_NAMES = TensorNames(
+_GEMMA4_NAMES = TensorNames(
     mlp_norm="pre_feedforward_layernorm",
     inside={
         "router": "router.proj",
@@ -260,26 +234,15 @@ def read_gemma4(config: dict[str, Any]) -> ModelDescription:
     """transformers: Gemma4TextModel."""
     config = _with_global_sizes(config)
     norm = norms(config, "rms", "both")
-    kinds = _layer_types(config)
+    kinds = [*by_period(config, 6)[:-1], "full_attention"]  # the last layer is full, whatever the config says
     first_shared = len(kinds) - int(config.get("num_kv_shared_layers", 0))
-    layers = []
+    inputs, layers = layer_inputs(config), []
     for index, kind in enumerate(kinds):
         reads = read_layer(kinds, index, first_shared) if first_shared < len(kinds) else None
-        feed_forward = _feed_forward(config, double=reads is not None)
-        layers.append(
-            Layer((_gemma4_attention(config, kind, reads),), feed_forward, norm, end=LayerEnd(_input_size(config)))
-        )
-    cap = config.get("final_logit_softcapping")
-    return model(
-        config,
-        layers,
-        norm,
-        max_positions=131072,
-        tied=True,
-        embedding_scale=float(config["hidden_size"]) ** 0.5,
-        logits_softcap=float(cap) if cap else None,
-        layer_inputs=layer_inputs(config) if _input_size(config) else None,
-    )
+        part = _feed_forward(config, double=reads is not None)
+        layers.append(Layer((_gemma4_attention(config, kind, reads),), part, norm, end=LayerEnd(inputs.size)))
+    ends = {"layer_inputs": inputs if inputs.size else None, **_ends(config)}
+    return model(config, layers, norm, max_positions=131072, **ends)
 
 
 def _with_global_sizes(config: dict[str, Any]) -> dict[str, Any]:
@@ -288,15 +251,6 @@ def _with_global_sizes(config: dict[str, Any]) -> dict[str, Any]:
     listed = config.get("per_layer_config") or {}
     last = listed.get(str(int(config["num_hidden_layers"]) - 1)) or {}
     return {**config, **{names[key]: value for key, value in last.items() if key in names}}
-
-
-def _layer_types(config: dict[str, Any]) -> list[str]:
-    """The last layer is full, whatever the config says."""
-    return [*by_period(config, 6)[:-1], "full_attention"]
-
-
-def _input_size(config: dict[str, Any]) -> int:
-    return int(config.get("hidden_size_per_layer_input", 256))
 
 
 def _gemma4_attention(config: dict[str, Any], kind: str, reads_layer: int | None) -> Attention:
@@ -335,3 +289,15 @@ def _feed_forward(config: dict[str, Any], *, double: bool) -> FeedForward:
         return plain
     expert = mlp(config, int(config["moe_intermediate_size"]), activation="gelu_tanh", bias=False)
     return Mixture(int(config["num_experts"]), int(config["top_k_experts"]), expert, shared=plain, apart=True)
+
+
+_NAMES = TensorNames(mlp_norm="pre_feedforward_layernorm")
+
+GEMMA = (
+    Family(("Gemma2ForCausalLM",), read_gemma2, _NAMES, gguf=_GEMMA2_GGUF),
+    Family(("Gemma3ForCausalLM",), read_gemma3, _NAMES, gguf=_GEMMA3_GGUF),
+    Family(("VaultGemmaForCausalLM",), read_vaultgemma),
+    Family(("Rnj1ForCausalLM",), read_rnj1),
+    Family(("Gemma3nForCausalLM",), read_gemma3n),
+    Family(("Gemma4ForCausalLM",), read_gemma4, _GEMMA4_NAMES),
+)

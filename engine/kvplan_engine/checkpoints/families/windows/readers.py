@@ -6,12 +6,28 @@ from dataclasses import replace
 from typing import Any
 
 from kvplan_engine.checkpoints import fields
-from kvplan_engine.checkpoints.families.common import attention, by_period, mlp, model, norms, rope, window
+from kvplan_engine.checkpoints.families.common import (
+    after_dense_ones,
+    attention,
+    by_period,
+    decoder,
+    mlp,
+    norms,
+    rope,
+    routed,
+    window,
+)
+from kvplan_engine.checkpoints.families.family import Family
+from kvplan_engine.checkpoints.families.mixtures.parts import GPT_OSS_GGUF, QWEN_NAMES, grouped_sigmoid, with_names
+from kvplan_engine.checkpoints.families.mixtures.table import GRANITE_MOE_NAMES
 from kvplan_engine.checkpoints.fields import activation, head_size, with_heads_of
+from kvplan_engine.checkpoints.tensor_names import TensorNames
 from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
 from kvplan_engine.description.mixers import FULL, Attention, Kept, Rope
-from kvplan_engine.description.model import Layer, ModelDescription, Shape, WeightFactor
+from kvplan_engine.description.model import ModelDescription, Shape, WeightFactor
 from kvplan_engine.description.norms import Norms
+
+_TIE = "tie_word_embeddings"
 
 # Command R7B and Command A: windows with RoPE, full layers without positions; attention beside the MLP, or experts.
 
@@ -19,10 +35,9 @@ from kvplan_engine.description.norms import Norms
 def read_cohere2(config: dict[str, Any]) -> ModelDescription:
     """transformers: Cohere2Model. Its head size is always the hidden size over the heads."""
     norm = norms(config, "layer_no_bias", "parallel", key="layer_norm_eps")
-    feed_forward = mlp(config, bias=False)
     kinds = by_period(config, int(config.get("sliding_window_pattern", 4)))
-    layers = [Layer((_cohere2_attention(config, kind),), feed_forward, norm) for kind in kinds]
-    return _model(config, layers, norm)
+    mixers = [_cohere2_attention(config, kind) for kind in kinds]
+    return decoder(config, norm, mixers, mlp(config, bias=False), **_cohere2_ends(config))
 
 
 def read_cohere2_moe(config: dict[str, Any]) -> ModelDescription:
@@ -30,39 +45,27 @@ def read_cohere2_moe(config: dict[str, Any]) -> ModelDescription:
     config = {"head_dim": 128, **config}
     rms = config.get("rms_norm_eps") is not None
     norm = norms(config, "rms", "parallel") if rms else norms(config, "layer_no_bias", "parallel", key="layer_norm_eps")
-    dense = int(config.get("first_k_dense_replace", 0))
-    kinds = _prefixed_types(config, dense)
+    kinds, sparse = _prefixed_types(config), after_dense_ones(config)
     all_full = int(config.get("prefix_dense_sliding_window_pattern", 1)) == 1
-    blocks = config.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (len(kinds) - dense)
-    layers = [
-        Layer(
-            (_cohere2_attention(config, kind, turns=all_full and block == "dense"),),
-            _feed_forward(config, block),
-            norm,
-            factors=(WeightFactor("shared.down", "", 0.5, 0.5),) if _averages(config) else (),
-        )
-        for kind, block in zip(kinds, blocks, strict=True)
+    mixers = [
+        _cohere2_attention(config, kind, turns=all_full and not each) for kind, each in zip(kinds, sparse, strict=True)
     ]
-    return _model(config, layers, norm)
+    dense = mlp(config, int(config.get("prefix_dense_intermediate_size") or config["intermediate_size"]), bias=False)
+    factors = (WeightFactor("shared.down", "", 0.5, 0.5),) if _averages(config) else ()
+    mixture = _cohere2_mixture(config)
+    return decoder(config, norm, mixers, mixture, sparse, dense=dense, factors=factors, **_cohere2_ends(config))
 
 
-def _model(config: dict[str, Any], layers: list[Layer], norm: Norms) -> ModelDescription:
-    return model(
-        config,
-        layers,
-        norm,
-        max_positions=8192,
-        tied=True,
-        logits_scale=float(config.get("logit_scale", 0.0625)),
-    )
+def _cohere2_ends(config: dict[str, Any]) -> dict[str, Any]:
+    return {"max_positions": 8192, "tied": True, "logits_scale": float(config.get("logit_scale", 0.0625))}
 
 
-def _prefixed_types(config: dict[str, Any], dense: int) -> list[str]:
+def _prefixed_types(config: dict[str, Any]) -> list[str]:
     if config.get("layer_types") is not None:
         return by_period(config, 0)
-    number = int(config["num_hidden_layers"])
+    dense = int(config.get("first_k_dense_replace", 0))
     front = int(config.get("prefix_dense_sliding_window_pattern", 1))
-    rest = int(config.get("sliding_window_pattern", 4))
+    rest, number = int(config.get("sliding_window_pattern", 4)), int(config["num_hidden_layers"])
     return by_period({"num_hidden_layers": dense}, front) + by_period({"num_hidden_layers": number - dense}, rest)
 
 
@@ -79,9 +82,7 @@ def _averages(config: dict[str, Any]) -> bool:
     return bool(config.get("num_shared_experts")) and how == "average"
 
 
-def _feed_forward(config: dict[str, Any], block: str) -> FeedForward:
-    if block == "dense":
-        return mlp(config, int(config.get("prefix_dense_intermediate_size") or config["intermediate_size"]), bias=False)
+def _cohere2_mixture(config: dict[str, Any]) -> Mixture:
     expert = mlp(config, bias=False)
     shared = int(config.get("num_shared_experts") or 0)
     is_sigmoid = config.get("expert_selection_fn") == "sigmoid"
@@ -101,13 +102,17 @@ def _feed_forward(config: dict[str, Any], block: str) -> FeedForward:
 
 def read_cwm(config: dict[str, Any]) -> ModelDescription:
     """transformers: CwmModel."""
-    norm = norms(config)
-    kinds = config.get("layer_types") or [
-        "sliding_attention" if index % 4 else "full_attention" for index in range(int(config["num_hidden_layers"]))
-    ]
     plain = {**config, "attention_bias": False}
-    layers = [Layer((attention(plain, kept=window(config, kind, 8192)),), mlp(config), norm) for kind in kinds]
-    return model(config, layers, norm, max_positions=131072)
+    mixers = [attention(plain, kept=window(config, kind, 8192)) for kind in _full_first(config)]
+    return decoder(config, norms(config), mixers, mlp(config), max_positions=131072)
+
+
+def _full_first(config: dict[str, Any]) -> list[str]:
+    """``layer_types``, else one full layer in front of every three with a window."""
+    number = int(config["num_hidden_layers"])
+    return config.get("layer_types") or [
+        "sliding_attention" if index % 4 else "full_attention" for index in range(number)
+    ]
 
 
 # EXAONE 4 and K-EXAONE: three layers with a window and one without positions; norms behind the blocks, or experts.
@@ -115,23 +120,19 @@ def read_cwm(config: dict[str, Any]) -> ModelDescription:
 
 def read_exaone4(config: dict[str, Any]) -> ModelDescription:
     """transformers: Exaone4Model. A pattern may be letters (LLLG): its length is the period."""
-    norm = norms(config, "rms", "after")
-    feed_forward = mlp(config, bias=False)
-    layers = [Layer((_exaone_attention(config, kind),), feed_forward, norm) for kind in _exaone_kinds(config)]
-    return model(config, layers, norm)
+    mixers = [_exaone_attention(config, kind) for kind in _exaone_kinds(config)]
+    return decoder(config, norms(config, "rms", "after"), mixers, mlp(config, bias=False))
 
 
 def read_exaone_moe(config: dict[str, Any]) -> ModelDescription:
     """transformers: ExaoneMoeModel; norms before the blocks."""
-    norm = norms(config)
-    kinds = _exaone_kinds(config)
-    dense = int(config.get("first_k_dense_replace", 1))
-    blocks = config.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (len(kinds) - dense)
-    layers = []
-    for kind, block in zip(kinds, blocks, strict=True):
-        feed_forward = mlp(config, bias=False) if block == "dense" else _exaone_mixture(config)
-        layers.append(Layer((_exaone_attention(config, kind, qkv_bias=False, output_bias=False),), feed_forward, norm))
-    return model(config, layers, norm)
+    plain = {"qkv_bias": False, "output_bias": False}
+    mixers = [_exaone_attention(config, kind, **plain) for kind in _exaone_kinds(config)]
+    usual = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 1024, "routed_scaling_factor": 2.5}
+    own = {"mlp_bias": False, "n_shared_experts": config.get("num_shared_experts", 1)}
+    mixture = grouped_sigmoid({**usual, **config, **own})
+    sparse, dense = after_dense_ones(config, 1), mlp(config, bias=False)
+    return decoder(config, norms(config), mixers, mixture, sparse, dense=dense)
 
 
 def _exaone_kinds(config: dict[str, Any]) -> list[str]:
@@ -150,22 +151,6 @@ def _exaone_attention(config: dict[str, Any], kind: str, **options: Any) -> Atte
     return attention(config, kept=kept, rope=positions, head_norm="head", **options)
 
 
-def _exaone_mixture(config: dict[str, Any]) -> Mixture:
-    size, shared = int(config.get("moe_intermediate_size", 1024)), int(config.get("num_shared_experts", 1))
-    return Mixture(
-        int(config.get("num_experts", 64)),
-        int(config.get("num_experts_per_tok", 8)),
-        mlp(config, size, bias=False),
-        scoring="sigmoid",
-        normalised=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor", 2.5)),
-        correction=True,
-        num_groups=int(config.get("n_group", 1)),
-        top_groups=int(config.get("topk_group", 1)),
-        shared=mlp(config, size * shared, bias=False) if shared else None,
-    )
-
-
 # GPT-Neo: learned positions, every other layer with a window, scores that are not scaled.
 
 
@@ -176,19 +161,13 @@ def read_gpt_neo(config: dict[str, Any]) -> ModelDescription:
     norm = Norms("layer", float(config.get("layer_norm_epsilon", 1e-5)))
     act = activation(config.get("activation_function", "gelu_new"))
     feed_forward = Mlp(int(config.get("intermediate_size") or 4 * hidden), act, gated=False, bias=True)
-    layers = []
-    for kind in _gpt_neo_kinds(config):
-        kept = FULL if kind == "global" else Kept("window", int(config.get("window_size", 256)))
-        mixer = Attention(heads, heads, size, size, scale=1.0, kept=kept, output_bias=True)
-        layers.append(Layer((mixer,), feed_forward, norm))
+    local = Kept("window", int(config.get("window_size", 256)))
+    mixers = [
+        Attention(heads, heads, size, size, scale=1.0, kept=FULL if kind == "global" else local, output_bias=True)
+        for kind in _gpt_neo_kinds(config)
+    ]
     positions = int(config.get("max_position_embeddings", 2048))
-    return model(
-        config,
-        layers,
-        norm,
-        tied=True,
-        learned_positions=positions,
-    )
+    return decoder(config, norm, mixers, feed_forward, tied=True, learned_positions=positions)
 
 
 def _gpt_neo_kinds(config: dict[str, Any]) -> list[str]:
@@ -204,25 +183,16 @@ def _gpt_neo_kinds(config: dict[str, Any]) -> list[str]:
 def read_gpt_oss(config: dict[str, Any]) -> ModelDescription:
     """transformers: GptOssModel. The published config names no dtype: what is not MXFP4 is stored in bfloat16."""
     config = with_heads_of(64, config)
-    norm = norms(config)
-    expert = Mlp(
-        int(config["intermediate_size"]), "swiglu_oai", bias=True, limit=float(config.get("swiglu_limit", 7.0))
-    )
-    feed_forward = Mixture(
-        int(config["num_local_experts"]),
-        int(config["num_experts_per_tok"]),
-        expert,
-        scoring="softmax_of_top",
-        router_bias=True,
-    )
+    limit = float(config.get("swiglu_limit", 7.0))
+    expert = Mlp(int(config["intermediate_size"]), "swiglu_oai", bias=True, limit=limit)
+    mixture = routed(config, "num_local_experts", expert=expert, scoring="softmax_of_top", router_bias=True)
     bias = bool(config.get("attention_bias", True))
-    layers = []
-    for kind in by_period(config, 2):
-        kept = window(config, kind, 128)
-        mixer = attention(config, kept=kept, sinks=True, qkv_bias=bias, output_bias=bias)
-        layers.append(Layer((mixer,), feed_forward, norm))
+    mixers = [
+        attention(config, kept=window(config, kind, 128), sinks=True, qkv_bias=bias, output_bias=bias)
+        for kind in by_period(config, 2)
+    ]
     named = "dtype" in config or "torch_dtype" in config
-    return model(config if named else {**config, "dtype": "bfloat16"}, layers, norm)
+    return decoder(config if named else {**config, "dtype": "bfloat16"}, norms(config), mixers, mixture)
 
 
 # Granite with windows: one full layer in front of every three with a window, sinks, scales; dense or with experts.
@@ -236,39 +206,29 @@ def read_granite_swa(config: dict[str, Any]) -> ModelDescription:
 def read_granite_moe_swa(config: dict[str, Any]) -> ModelDescription:
     """transformers: GraniteMoeSWAModel."""
     shared = int(config.get("shared_intermediate_size", 0))
-    mixture = Mixture(
-        int(config["num_local_experts"]),
-        int(config["num_experts_per_tok"]),
-        mlp(config, bias=False),
-        scoring="softmax_of_top",
-        shared=mlp(config, shared, bias=False) if shared else None,
-    )
-    return _read(config, mixture)
+    expert = mlp(config, bias=False)
+    return _read(config, routed(config, "num_local_experts", shared, expert=expert, scoring="softmax_of_top"))
 
 
-def _read(config: dict[str, Any], feed_forward: FeedForward) -> ModelDescription:
-    norm = norms(config)
-    residual = float(config.get("residual_multiplier", 1.0))
-    number = int(config["num_hidden_layers"])
-    kinds = config.get("layer_types") or [
-        "sliding_attention" if index % 4 else "full_attention" for index in range(number)
-    ]
-    thetas = config.get("layer_rope_theta") or [None] * number
-    positions = rope(config, head_size(config))
-    layers = []
-    for kind, theta in zip(kinds, thetas, strict=True):
-        mixer = attention(
+def _read(config: dict[str, Any], part: FeedForward) -> ModelDescription:
+    kinds, positions = _full_first(config), rope(config, head_size(config))
+    thetas = config.get("layer_rope_theta") or [None] * len(kinds)
+    mixers = [
+        attention(
             config,
             kept=window(config, kind, 128),
             scale=float(config.get("attention_multiplier", 1.0)),
             rope=_turned(positions, theta),
             sinks=True,
         )
-        layers.append(Layer((mixer,), feed_forward, norm, residual))
-    return model(
+        for kind, theta in zip(kinds, thetas, strict=True)
+    ]
+    return decoder(
         config,
-        layers,
-        norm,
+        norms(config),
+        mixers,
+        part,
+        residual_scale=float(config.get("residual_multiplier", 1.0)),
         tied=True,
         embedding_scale=float(config.get("embedding_multiplier", 1.0)),
         logits_scale=1 / float(config.get("logits_scaling", 1.0)),
@@ -287,17 +247,13 @@ def _turned(positions: Rope, theta: float | None) -> Rope | None:
 
 def read_llama4(config: dict[str, Any]) -> ModelDescription:
     """transformers: Llama4TextModel. Its norms of queries and keys have no weights."""
-    norm = norms(config)
     number = int(config["num_hidden_layers"])
     has_rope = config.get("no_rope_layers") or [int((index + 1) % 4 != 0) for index in range(number)]
-    experts = _expert_layers(config, number)
-    dense = mlp(config, int(config.get("intermediate_size_mlp", 16384)), bias=False)
-    mixture = _llama4_mixture(config)
-    layers = [
-        Layer((_llama4_attention(config, bool(has_rope[index])),), mixture if index in experts else dense, norm)
-        for index in range(number)
-    ]
-    return model(config, layers, norm)
+    mixers = [_llama4_attention(config, bool(each)) for each in has_rope[:number]]
+    expert, experts = mlp(config, bias=False), _expert_layers(config, number)
+    mixture = routed(config, "num_local_experts", expert.size, expert=expert, scoring="sigmoid", normalised=False)
+    sparse, dense = [index in experts for index in range(number)], int(config.get("intermediate_size_mlp", 16384))
+    return decoder(config, norms(config), mixers, mixture, sparse, dense=mlp(config, dense, bias=False))
 
 
 def _expert_layers(config: dict[str, Any], number: int) -> set[int]:
@@ -316,42 +272,24 @@ def _llama4_attention(config: dict[str, Any], has_rope: bool) -> Attention:
     )
 
 
-def _llama4_mixture(config: dict[str, Any]) -> Mixture:
-    expert = mlp(config, bias=False)
-    return Mixture(
-        int(config["num_local_experts"]),
-        int(config["num_experts_per_tok"]),
-        expert,
-        scoring="sigmoid",
-        normalised=False,
-        shared=expert,
-    )
-
-
 # Muse Glimmer and Spark: windows with RoPE, full layers without, gated attention. They are described and not run.
 
 
 def read_muse_glimmer(config: dict[str, Any]) -> ModelDescription:
     """transformers: MuseGlimmerTextModel. Head and embedding are two matrices whatever the config says."""
-    norm = norms(config, "rms_plus_one", "both")
-    layers = [Layer((mixer,), mlp(config, bias=False), norm) for mixer in _mixers(config)]
-    return replace(model(config, layers, norm, max_positions=131072), tie_word_embeddings=False)
+    norm, part = norms(config, "rms_plus_one", "both"), mlp(config, bias=False)
+    return decoder({**config, _TIE: False}, norm, _mixers(config), part, max_positions=131072)
 
 
 def read_muse_spark(config: dict[str, Any]) -> ModelDescription:
     """transformers: MuseSparkTextModel: experts in a latent; behind each block a gate of the residual stream."""
-    norm, hidden = norms(config, "rms_plus_one"), int(config["hidden_size"])
-    dense, sparse = mlp(config, bias=False), _muse_mixture(config)
-    more = ("mlp_post_norm", "attention_gate", "mlp_gate")
-    number = int(config["num_hidden_layers"])
-    kinds = config.get("mlp_layer_types") or ["sparse"] * number
-    layers = []
-    for mixer, kind in zip(_mixers(config), kinds, strict=True):
-        shapes = tuple(Shape(name, (hidden,)) for name in more)
-        if kind == "sparse":
-            shapes += (Shape("experts.post_norm", (int(config.get("moe_hidden_size", 4096)),)),)
-        layers.append(Layer((mixer,), sparse if kind == "sparse" else dense, norm, others=shapes))
-    return replace(model(config, layers, norm), tie_word_embeddings=False)
+    sparse, hidden = after_dense_ones(config), int(config["hidden_size"])
+    latent = int(config.get("moe_hidden_size", 4096))
+    mixture = routed(config, "num_local_experts", scoring="sigmoid", latent_size=latent, latent_norm=True)
+    plain = tuple(Shape(name, (hidden,)) for name in ("mlp_post_norm", "attention_gate", "mlp_gate"))
+    shapes = [(*plain, Shape("experts.post_norm", (latent,))) if each else plain for each in sparse]
+    norm, dense = norms(config, "rms_plus_one"), mlp(config, bias=False)
+    return decoder({**config, _TIE: False}, norm, _mixers(config), mixture, sparse, dense=dense, shapes=shapes)
 
 
 def _mixers(config: dict[str, Any]) -> list[Attention]:
@@ -364,26 +302,13 @@ def _mixers(config: dict[str, Any]) -> list[Attention]:
     return [attention(plain, kept=window(config, kind, 2048), gate="separate") for kind in kinds]
 
 
-def _muse_mixture(config: dict[str, Any]) -> Mixture:
-    return Mixture(
-        int(config["num_local_experts"]),
-        int(config["num_experts_per_tok"]),
-        mlp(config, int(config["moe_intermediate_size"]), bias=False),
-        scoring="sigmoid",
-        latent_size=int(config.get("moe_hidden_size", 4096)),
-        latent_norm=True,
-    )
-
-
 # OLMo 3: three layers with a window and one without; norms behind the blocks, queries and keys normalised at once.
 
 
 def read_olmo3(config: dict[str, Any]) -> ModelDescription:
     """transformers: Olmo3Model."""
-    norm = norms(config, "rms", "after")
-    feed_forward = mlp(config, bias=False)
-    layers = [Layer((_olmo3_attention(config, kind),), feed_forward, norm) for kind in by_period(config, 4)]
-    return model(config, layers, norm)
+    mixers = [_olmo3_attention(config, kind) for kind in by_period(config, 4)]
+    return decoder(config, norms(config, "rms", "after"), mixers, mlp(config, bias=False))
 
 
 def _olmo3_attention(config: dict[str, Any], kind: str) -> Attention:
@@ -399,10 +324,57 @@ def _olmo3_attention(config: dict[str, Any], kind: str) -> Attention:
 
 def read_plamo3(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does (vllm/model_executor/models/plamo3.py)."""
-    norm = norms(config, "rms_plus_one", "both")
-    plain = {**config, "attention_bias": False}
-    layers = [
-        Layer((attention(plain, kept=fields.window(tokens), head_norm="head"),), mlp(config, bias=False), norm)
-        for tokens in config["interleaved_sliding_window"]
-    ]
-    return model(config, layers, norm, max_positions=None)
+    plain, windows = {**config, "attention_bias": False}, config["interleaved_sliding_window"]
+    mixers = [attention(plain, kept=fields.window(tokens), head_norm="head") for tokens in windows]
+    norm, part = norms(config, "rms_plus_one", "both"), mlp(config, bias=False)
+    return decoder(config, norm, mixers, part, max_positions=None)
+
+
+_EXAONE_MOE_NAMES = with_names(QWEN_NAMES, correction="mlp.e_score_correction_bias")
+_GPT_NEO_NAMES = TensorNames(
+    embedding="wte",
+    positions="wpe",
+    layer="h.{}",
+    qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+    output="attn.attention.out_proj",
+    up=("mlp.c_fc",),
+    down="mlp.c_proj",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    final_norm="ln_f",
+)
+_GPT_OSS_NAMES = TensorNames(
+    inside={
+        "sinks": "self_attn.sinks",
+        "router": "mlp.router",
+        "experts.up": "mlp.experts.gate_up_proj",
+        "experts.down": "mlp.experts.down_proj",
+    },
+    experts="turns",
+)
+_GRANITE_MOE_SWA_NAMES = replace(
+    with_names(
+        GRANITE_MOE_NAMES,
+        sinks="self_attn.sinks",
+        router="block_sparse_moe.router",
+        experts__up="block_sparse_moe.experts.gate_up_proj",
+        experts__down="block_sparse_moe.experts.down_proj",
+    ),
+    experts="rows",
+)
+
+OTHERS = (
+    Family(("CwmForCausalLM",), read_cwm),
+    Family(("MuseGlimmerForCausalLM",), read_muse_glimmer),
+    Family(("Plamo3ForCausalLM",), read_plamo3),
+    Family(("Olmo3ForCausalLM",), read_olmo3, TensorNames()),
+    Family(("Cohere2ForCausalLM",), read_cohere2, TensorNames()),
+    Family(("Cohere2MoeForCausalLM",), read_cohere2_moe, QWEN_NAMES),
+    Family(("Exaone4ForCausalLM",), read_exaone4, TensorNames()),
+    Family(("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"), read_exaone_moe, _EXAONE_MOE_NAMES),
+    Family(("GptOssForCausalLM",), read_gpt_oss, _GPT_OSS_NAMES, gguf=GPT_OSS_GGUF),
+    Family(("GraniteSWAForCausalLM",), read_granite_swa, TensorNames(inside={"sinks": "self_attn.sinks"})),
+    Family(("GraniteMoeSWAForCausalLM",), read_granite_moe_swa, _GRANITE_MOE_SWA_NAMES),
+    Family(("GPTNeoForCausalLM",), read_gpt_neo, _GPT_NEO_NAMES, prefixes=("transformer.", "")),
+    Family(("Llama4ForCausalLM",), read_llama4),
+)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.common import attention, norms, rope, with_layers
+from kvplan_engine.checkpoints.families.common import attention, decoder, norms, rope, with_layers
 from kvplan_engine.checkpoints.families.dense.like_llama import CHATGLM
 from kvplan_engine.checkpoints.families.dense.llama import llama
 from kvplan_engine.checkpoints.families.family import Family
-from kvplan_engine.checkpoints.families.mixtures.parts import decoder, shared_mlp
+from kvplan_engine.checkpoints.families.mixtures.parts import shared_mlp
 from kvplan_engine.checkpoints.families.mixtures.table import read_ernie4_5_moe, read_qwen3_moe
 from kvplan_engine.checkpoints.families.windows.readers import read_muse_spark
 from kvplan_engine.checkpoints.families.wrappers.multimodal import text_of
@@ -73,17 +73,13 @@ def _ernie_vl(config: dict[str, Any]) -> ModelDescription:
     found, hidden = read_ernie4_5_moe(text), int(config["hidden_size"])
     sizes = {"router": (number, hidden), "correction": (number,), "experts": (number, 3 * size, hidden)}
     shapes = tuple(Shape(f"images.{name}", shape) for name, shape in sizes.items())
-    return _changed(replace(found, head_bias=False), {"output_bias": False}, shapes)
-
-
-def _glm4v(config: dict[str, Any]) -> ModelDescription:
-    return CHATGLM.read(config)
+    return _without_output_bias(replace(found, head_bias=False), shapes)
 
 
 def _interns1_pro(config: dict[str, Any]) -> ModelDescription:
     """Read it as vLLM does (vllm/model_executor/models/interns1_pro.py): Qwen 3, turned by learned sums of waves."""
     text = _text(config)
-    found = _changed(read_qwen3_moe(text), {"output_bias": False})
+    found = _without_output_bias(read_qwen3_moe(text))
     heads, turns = kv_heads(text, int(text["num_attention_heads"])), _num_frequencies(text)
     return replace(found, others=(Shape("rotary_emb.coefficients", (2, heads, turns, turns)),))
 
@@ -95,10 +91,6 @@ def _num_frequencies(text: Mapping[str, Any]) -> int:
     theta = float(scaling.get("rope_theta") or text.get("rope_theta", 10000.0))
     slowest = 2 * math.pi / int(text["max_position_embeddings"])
     return sum(theta ** (-index / half) > slowest for index in range(half))
-
-
-def _muse_spark(config: dict[str, Any]) -> ModelDescription:
-    return read_muse_spark(_text(config))
 
 
 def _moondream3(config: dict[str, Any]) -> ModelDescription:
@@ -132,36 +124,31 @@ def _moondream3(config: dict[str, Any]) -> ModelDescription:
     mixer = attention(text, qkv_bias=True, output_bias=True, rope=turns)
     dense = mlp(text, gated=False, bias=True)
     norm = norms(text, "layer", "parallel")
-    found = decoder(text, norm, mixer, mixture, sparse, dense=dense, head_bias=True)
     scales = (Shape("tau_alpha", (heads,)), Shape("tau", (2, heads, 3 * hidden)))
-    return with_layers(found, lambda layer: replace(layer, others=scales))
+    return decoder(text, norm, mixer, mixture, sparse, dense=dense, shapes=scales, head_bias=True)
 
 
-def _changed(
-    found: ModelDescription, attention_fields: dict[str, Any], shapes: tuple[Shape, ...] = ()
-) -> ModelDescription:
-    """``found`` with other fields of its attention; with ``shapes`` in layers of experts, of which none has biases."""
-    return with_layers(found, lambda layer: _changed_layer(layer, attention_fields, shapes))
+def _without_output_bias(found: ModelDescription, shapes: tuple[Shape, ...] = ()) -> ModelDescription:
+    """``found`` without that bias of attention, and with ``shapes`` in layers of experts, of which none has biases."""
 
+    def changed(layer: Layer) -> Layer:
+        mixers = tuple(replace(each, output_bias=False) for each in layer.mixers if isinstance(each, Attention))
+        part = layer.feed_forward
+        if not isinstance(part, Mixture):
+            return replace(layer, mixers=mixers)
+        shared = None if part.shared is None else replace(part.shared, bias=False)
+        return replace(layer, mixers=mixers, feed_forward=replace(part, shared=shared), others=shapes)
 
-def _changed_layer(layer: Layer, attention_fields: dict[str, Any], shapes: tuple[Shape, ...]) -> Layer:
-    mixers = tuple(
-        replace(mixer, **attention_fields) if isinstance(mixer, Attention) else mixer for mixer in layer.mixers
-    )
-    part = layer.feed_forward
-    if not isinstance(part, Mixture):
-        return replace(layer, mixers=mixers)
-    shared = None if part.shared is None else replace(part.shared, bias=False)
-    return replace(layer, mixers=mixers, feed_forward=replace(part, shared=shared), others=shapes)
+    return with_layers(found, changed)
 
 
 OWN_TEXT = (
     Family(("AriaForConditionalGeneration",), _aria),
     Family(("Ernie4_5_VLMoeForConditionalGeneration",), _ernie_vl),
-    Family(("GLM4VForCausalLM",), _glm4v),
+    Family(("GLM4VForCausalLM",), CHATGLM.read),
     Family(("InternS1ProForConditionalGeneration",), _interns1_pro),
     Family(("MolmoForCausalLM",), _molmo),
     Family(("Moondream3ForCausalLM", "HfMoondream"), _moondream3),
     Family(("Molmo2ForConditionalGeneration",), _molmo2),
-    Family(("MuseSparkForConditionalGeneration",), _muse_spark),
+    Family(("MuseSparkForConditionalGeneration",), lambda config: read_muse_spark(_text(config))),
 )
