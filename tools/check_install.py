@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_MIB = 40
+INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
 COMMANDS = (
     "estimate llama-3.1-8b --ctx 16k",
     "estimate deepseek-v3.2 --gpu 8xh200 --ctx 64k --json",
@@ -33,20 +34,20 @@ def main() -> int:
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="kvplan-install-") as name:
         folder = Path(name)
-        builder = _environment(folder / "builder", "build")
-        _run([builder, "-m", "build", "--outdir", folder / "dist", ROOT], folder)
+        builder = _environment(folder / "builder", with_pip=True)
+        # a pip that installs into other environments, and what the packages are built with; pip itself builds the sdist's
+        # wheel in an environment of its own
+        _run([builder, *INSTALL, "--upgrade", "pip", "build", "hatchling"], folder)
+        _run([builder, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT], folder)
         for package in sorted((folder / "dist").iterdir()):
-            problems += _check(package, folder / package.suffix.strip("."))
+            problems += _check(package, builder, folder / package.suffix.strip("."))
     print("\n".join(problems), file=sys.stderr)
     return 1 if problems else 0
 
 
-def _environment(folder: Path, *packages: str | Path) -> Path:
-    venv.create(folder, with_pip=True)
-    python = folder / "bin/python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
-    _run([*pip, *packages], folder)
-    return python
+def _environment(folder: Path, with_pip: bool = False) -> Path:
+    venv.create(folder, with_pip=with_pip)
+    return folder / "bin/python"
 
 
 def _run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -64,10 +65,11 @@ def _try(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess
     )
 
 
-def _check(package: Path, folder: Path) -> list[str]:
+def _check(package: Path, builder: Path, folder: Path) -> list[str]:
     folder.mkdir()
-    program = _environment(folder / "venv", package).with_name("kvplan")
-    _run([program.with_name("python"), "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools", "pip"], folder)
+    python = _environment(folder / "venv")
+    _run([builder, "-m", "pip", "--python", python, *INSTALL[2:], package], folder)
+    program = python.with_name("kvplan")
     sites = next((folder / "venv/lib").iterdir()) / "site-packages"
     mib = sum(file.stat().st_size for file in sites.rglob("*") if file.is_file()) / 1024**2
     count = len(list(sites.glob("*.dist-info")))
