@@ -19,8 +19,8 @@ from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, captured
 from kvplan.errors import UsageError
 from kvplan.estimate.answer import EstimateAnswer
-from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.document import estimate_document
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.question import ESTIMATE_SETTINGS, Question, answer_question, notes_on, with_kernels
 from kvplan.explaining.learned import basis_of
 from kvplan.units import parse_tokens

@@ -10,7 +10,8 @@ shared_gpu           several models on one GPU: which gpu_memory_utilization eac
 known_models         the models known by name, with their main figures
 known_names          what a form offers by name: models, GPUs, formats
 answer, document     the whole answer, and its JSON; picture: ``estimate --plot``
-deployments          one model on one kind of GPU under vLLM or kvplan's engine
+deployments          one model on one kind of GPU under an engine: a placement
+placed/              what each engine's prediction makes of it: a sized deployment, its limit and notes
 vllm/, kvplan/       each engine's memory: settings, prediction
 sglang, llamacpp,
 trtllm               pools of engines that are swept or explained, not planned for

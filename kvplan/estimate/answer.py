@@ -15,7 +15,7 @@ from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_models import service_note
 from kvplan.caveats import Caveat, said_of
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.deployments import Placement, SizedDeployment, check_options, place
+from kvplan.estimate.deployments import check_options, place
 from kvplan.estimate.dtypes import cache_dtype, element_bytes, serving_dtype
 from kvplan.estimate.kv_cache import (
     CacheSettings,
@@ -25,6 +25,7 @@ from kvplan.estimate.kv_cache import (
     size_sequence,
 )
 from kvplan.estimate.mixers import speed_caveats
+from kvplan.estimate.placed.placement import Placement, SizedDeployment
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages
 from kvplan.estimate.sglang import sglang_cache_dtype
 from kvplan.estimate.speculation import Speculation, drafters_on, speculation_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvplan.estimate.answer import EstimateAnswer
-from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.kv_cache import KvComponent
 from kvplan.estimate.kvplan.layout import KvLayout
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.latency import Range

@@ -18,7 +18,7 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.answer import EstimateAnswer
-from kvplan.estimate.deployments import SizedDeployment
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.units import GIB, format_bytes, plural
 

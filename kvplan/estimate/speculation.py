@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import Drafter, ModelSpec
 from kvplan.catalog.tensors import Tensor
-from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings, components_of
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queueing.drafting import DrafterOn, DraftWork, expected_tokens
 from kvplan.estimate.speed.speculation import USUAL_ACCEPTANCE_RATES, speculative_speedup

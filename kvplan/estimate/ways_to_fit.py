@@ -13,8 +13,8 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import EstimateAnswer
-from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.question import Question, answer_question
 from kvplan.settings import own_group_size
 from kvplan.units import GIB, parse_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvplan.catalog.spec import ModelSpec, QuantizationSpec
-from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kvplan.held_weights import most_held
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.weights import format_label
 
 _SHARING = {"channel": "output", "tensor": "matrix"}

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from kvplan.commands.printing.ranges import RANGE_HEAD, RANGE_MEANING, limit_cell, range_cell
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
 from kvplan.estimate.answer import EstimateAnswer
-from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.document import deployment_figures
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.units import format_bytes, format_gib, format_tokens
 
 

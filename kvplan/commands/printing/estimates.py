@@ -28,10 +28,10 @@ from kvplan.commands.printing.render import (
 from kvplan.commands.printing.speculation import print_speculation
 from kvplan.commands.printing.speeds import print_speeds
 from kvplan.estimate.answer import EstimateAnswer
-from kvplan.estimate.deployments import SizedDeployment
 from kvplan.estimate.document import deployment_figures, estimate_document
 from kvplan.estimate.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.sequence_pages import SequencePages
 from kvplan.estimate.sglang import CONTEXT_BYTES as SGLANG_CONTEXT
 from kvplan.estimate.weight_formulas import held_formula, storage_formulas

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplan.commands.printing.render import print_sentence
 from kvplan.estimate.answer import EstimateAnswer
-from kvplan.estimate.deployments import SizedDeployment
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.units import format_gib
 
 RANGE_HEAD = "+/-"

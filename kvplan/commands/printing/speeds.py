@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text
 from kvplan.commands.printing.render import print_sentence, print_table, say
 from kvplan.estimate.answer import EstimateAnswer
-from kvplan.estimate.deployments import SizedDeployment
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
 from kvplan.estimate.speed.queues import Queues

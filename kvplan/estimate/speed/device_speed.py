@@ -11,10 +11,10 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.deployments import Placement
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.placed.placement import Placement
 from kvplan.estimate.speed.engine_speed import engine_rules, engine_speed_model
 from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
 from kvplan.estimate.speed.queueing.drafting import DrafterOn, Drafting

@@ -15,7 +15,7 @@ from kvplan.catalog.published_errors import ErrorInterval
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
-from kvplan.estimate.deployments import SizedDeployment
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.question import Question, answer_question, settings_on
 from kvplan.estimate.speed.device_speed import DeploymentSpeed, RequestLengths
 from kvplan.fleet.requests import FleetRequest, requests_of_file

@@ -20,8 +20,9 @@ from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.startup_errors import FILE, StartupErrors, startup_errors
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import EstimateRequest, make_estimate
-from kvplan.estimate.deployments import SizedDeployment, place
+from kvplan.estimate.deployments import place
 from kvplan.estimate.document import estimate_document
+from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.vllm.kinds import deployment_kinds
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.vllm.ranges import CAUSES, kv_pool_low_bytes, kv_range, warm_gain_bytes
