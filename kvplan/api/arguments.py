@@ -67,18 +67,14 @@ def checks_arguments(settings: Sequence[str] = ()) -> Callable[[Function], Funct
 
 def in_arguments_of(function: Callable[..., Any], error: Failure) -> Failure:
     """Return ``error`` with the arguments of ``function`` in the place of a command's options."""
-    words = _words(inspect.signature(function).parameters)
+    # Return the argument that each option stands for.
+    knobs = {option: each.name for each in KNOBS.values() for option in (each.option, *each.aliases)}
+    words = knobs | _OTHER_OPTIONS | {option_of(name): name for name in inspect.signature(function).parameters}
     error.message, error.hint = _reworded(error.message, words), _reworded(error.hint or "", words) or None
     error.args = (error.message,)
     if error.hint and hasattr(error, "add_note"):  # from Python 3.11 on: shown below the message
         error.add_note(f"hint: {error.hint}")
     return error
-
-
-def _words(names: Iterable[str]) -> dict[str, str]:
-    """Return the argument that each option stands for."""
-    knobs = {option: each.name for each in KNOBS.values() for option in (each.option, *each.aliases)}
-    return knobs | _OTHER_OPTIONS | {option_of(name): name for name in names}
 
 
 def _reworded(sentence: str, words: Mapping[str, str]) -> str:

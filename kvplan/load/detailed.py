@@ -23,15 +23,11 @@ BENCH: Final = "bench.json"
 
 def write_bench(directory: Path, figures: Mapping[str, Any], run: MeasuredRun) -> Path:
     """Write the file and return its path. figures: of the run, under the names of the columns."""
-    document = {_bench_name(name): figures.get(name) for name in BENCH_KEYS} | bench_lists(run)
+    # ``p99.9_ttft_ms``, as vLLM writes it.
+    document = {name.replace("p99_9_", "p99.9_"): figures.get(name) for name in BENCH_KEYS} | bench_lists(run)
     path = directory / BENCH
     write_whole(path, json.dumps(document, allow_nan=False) + "\n")
     return path
-
-
-def _bench_name(name: str) -> str:
-    """``p99.9_ttft_ms``, as vLLM writes it."""
-    return name.replace("p99_9_", "p99.9_")
 
 
 def bench_lists(run: MeasuredRun) -> dict[str, list[Any]]:

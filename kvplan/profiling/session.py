@@ -125,7 +125,8 @@ def describe(plan: ProfilePlan) -> str:
 def _ask_worker(
     order: ProfileOrder, plan: ProfilePlan, directory: Path, on_event: OnEvent, command: Sequence[str]
 ) -> tuple[Hello, ProfileResult, Reserve | None]:
-    limits, reserve = _limits(plan), None
+    times = TrialTimes(UnderLoad(plan.workload, plan.predictor), TimeLimits(), plan.options.trial_timeout)
+    limits, reserve = times.limits_for(plan.prepared), None
     process = WorkerProcess(command, directory / WORKER_LOG)
     try:
         late = f"The worker did not start within {limits.starting:.0f} s."
@@ -146,11 +147,6 @@ def _ask_worker(
         raise KvplanError(str(end), hint=f"{directory / WORKER_LOG} has what it wrote last") from None
     finally:
         process.kill()
-
-
-def _limits(plan: ProfilePlan) -> TimeLimits:
-    times = TrialTimes(UnderLoad(plan.workload, plan.predictor), TimeLimits(), plan.options.trial_timeout)
-    return times.limits_for(plan.prepared)
 
 
 def _late(deadline: StageDeadline) -> str:

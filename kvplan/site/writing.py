@@ -49,7 +49,8 @@ def write_site(folder: Path, pyodide: Path | None = None) -> int:
     """
     source = pyodide_folder(pyodide)
     try:
-        _check_folder(folder)
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
+            raise UsageError(f"{folder} is not empty, and holds no such site.", hint="name a new folder")
         (folder / "pyodide").mkdir(parents=True, exist_ok=True)
         for path in sorted(PAGE.iterdir()):
             shutil.copyfile(path, folder / path.name)
@@ -62,11 +63,6 @@ def write_site(folder: Path, pyodide: Path | None = None) -> int:
     except OSError as error:
         raise KvplanError(f"The site cannot be written to {folder}: {error.strerror}.") from error
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / _MARK).is_file():
-        raise UsageError(f"{folder} is not empty, and holds no such site.", hint="name a new folder")
 
 
 def _contents(folder: Path) -> dict[str, object]:

@@ -48,7 +48,10 @@ def _read(path: Path) -> Results:
     if not path.exists():
         raise KvplanError(f"{path} does not exist.", hint=f"give {KNOWN}")
     if not path.is_dir():
-        return _read_file(path)
+        documents = objects_of(read_json(path))
+        if documents is None or not _is_known(documents):
+            raise KvplanError(f"{path} holds no result that is known.", hint=f"give {KNOWN}")
+        return _read_documents(documents, path)
     if is_kvplan_sweep(path):
         return read_kvplan_sweep(path)
     if is_vllm_sweep(path):
@@ -84,13 +87,6 @@ def _read_json_files(directory: Path) -> Results:
         else:
             found.add(_read_documents(documents, path))
     return found
-
-
-def _read_file(path: Path) -> Results:
-    documents = objects_of(read_json(path))
-    if documents is None or not _is_known(documents):
-        raise KvplanError(f"{path} holds no result that is known.", hint=f"give {KNOWN}")
-    return _read_documents(documents, path)
 
 
 def _is_known(documents: Sequence[Mapping[str, Any]]) -> bool:

@@ -35,7 +35,11 @@ Reader = Callable[[ConfigView, ModuleNaming], QuantizationSpec | None]
 
 def read_quantization(view: ConfigView) -> QuantizationSpec | None:
     """The format of the published weights, or None where they are plain. KvplanError for an unknown format."""
-    section = _section(view)
+    inner = view.section("text_config")
+    section = view.section("quantization_config")
+    if section is None and inner is not None:
+        section = inner.section("quantization_config")
+    section = view.section("compression_config") if section is None else section
     if section is None:
         return None
     method = _method(section)
@@ -47,14 +51,6 @@ def read_quantization(view: ConfigView) -> QuantizationSpec | None:
         )
     found = reader(_for_its_model(view, section, method), naming_of(view.config))
     return None if found is None else replace(found, kv_cache_dtype=_kv_cache_dtype(section), quant_method=method)
-
-
-def _section(view: ConfigView) -> ConfigView | None:
-    inner = view.section("text_config")
-    section = view.section("quantization_config")
-    if section is None and inner is not None:
-        section = inner.section("quantization_config")
-    return view.section("compression_config") if section is None else section
 
 
 def _for_its_model(view: ConfigView, section: ConfigView, method: str) -> ConfigView:

@@ -118,7 +118,8 @@ def _print_text(answer: EstimateAnswer, *, explain: bool) -> None:
         say()
         _print_deployments(answer)
         if explain:
-            _print_budgets(answer)
+            for row in answer.deployments:
+                print_sentence(_budget(answer, row), further="    ")
             print_ranges(answer)
         else:
             for warning in range_warnings(answer):
@@ -254,11 +255,6 @@ def _print_deployments(answer: EstimateAnswer) -> None:
         text_columns=text_columns,
         parts=_PARTS,
     )
-
-
-def _print_budgets(answer: EstimateAnswer) -> None:
-    for row in answer.deployments:
-        print_sentence(_budget(answer, row), further="    ")
 
 
 def _budget(answer: EstimateAnswer, row: SizedDeployment) -> str:

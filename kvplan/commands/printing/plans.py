@@ -62,7 +62,11 @@ def print_answer(
     elif output_format == "md" and found.deployments:
         _print_markdown(found)
     elif output_format == "html":
-        _print_page(found)
+        # One HTML page; nothing where nothing serves the load, which the error says.
+        from kvplan.commands.printing.plan_page import plan_page
+
+        if found.deployments:
+            say(plan_page(found), end="")
     elif output_format in MANIFESTS and found.deployments:
         say(MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
     else:
@@ -74,14 +78,6 @@ def print_answer(
         draw_plan(found, plot)
     if not found.deployments:
         raise nothing_serves(found, fix)
-
-
-def _print_page(found: PlanAnswer) -> None:
-    """One HTML page; nothing where nothing serves the load, which the error says."""
-    from kvplan.commands.printing.plan_page import plan_page
-
-    if found.deployments:
-        say(plan_page(found), end="")
 
 
 def _print_markdown(found: PlanAnswer) -> None:

@@ -61,7 +61,8 @@ def _refusal(ending: Ending) -> Failure | None:
 
 def _out_of_memory(ending: Ending) -> Failure | None:
     """Classify it by the first allocation that was refused, and what had been allocated by then."""
-    log = _since_ready(ending.log) if ending.stage == "serving" else ending.log
+    # What it printed after it was up: at the start it may recover from an allocation that failed.
+    log = ending.log.rpartition("model loaded")[2] if ending.stage == "serving" else ending.log
     if "insufficient memory" not in log and "out of memory" not in log and "failed to allocate" not in log:
         return None
     tried = _tried_bytes(log)
@@ -89,11 +90,6 @@ def _killed(ending: Ending) -> Failure | None:
     if ending.exit_code == -signal.SIGKILL:
         return Failure("crash", "llama-server was killed by signal 9 (SIGKILL).")
     return None
-
-
-def _since_ready(log: str) -> str:
-    """What it printed after it was up: at the start it may recover from an allocation that failed."""
-    return log.rpartition("model loaded")[2]
 
 
 def _tried_bytes(log: str) -> int | None:

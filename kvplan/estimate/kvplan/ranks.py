@@ -140,7 +140,11 @@ def check_division(spec: ModelSpec, asked: ServingSettings) -> None:
     if count > 1:
         _check_stages(spec, count)
     if num_ranks > 1:
-        _check_model(spec, num_ranks, whole_experts=asked.enable_expert_parallel)
+        found = _undivided(spec)
+        if found is not None:
+            raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint=_COUNT_INSTEAD)
+        for layer, _ in spec.distinct_layers():
+            _check_sizes(layer, num_ranks, whole_experts=asked.enable_expert_parallel)
 
 
 def _check_stages(spec: ModelSpec, count: int) -> None:
@@ -169,14 +173,6 @@ def _check_settings(spec: ModelSpec, asked: ServingSettings) -> None:
     found = next((name for name, is_there in undivided.items() if is_there), None)
     if found is not None:
         raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint=_COUNT_INSTEAD)
-
-
-def _check_model(spec: ModelSpec, count: int, *, whole_experts: bool) -> None:
-    found = _undivided(spec)
-    if found is not None:
-        raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint=_COUNT_INSTEAD)
-    for layer, _ in spec.distinct_layers():
-        _check_sizes(layer, count, whole_experts=whole_experts)
 
 
 def _undivided(spec: ModelSpec) -> str | None:

@@ -23,10 +23,17 @@ def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
     matches = comparison.matches
     varying = [name for name in comparison.settings if matches[name].nunique(dropna=False) > 1]
     fixed = [name for name in comparison.settings if name not in varying]
+    alone = [
+        f"{count} only in {name}" for name, count in zip(comparison.names, comparison.num_alone, strict=True) if count
+    ]
+    heads = [Heading(name) for name in varying]
+    heads += [Heading(f"status {side}", is_text=True) for side in ("first", "second")]
+    heads += [Heading(f"{column} {part}") for column in COMPARED_COLUMNS for part in ("first", "second", "ratio")]
+    rows = [_cells(match, varying) for match in matches.to_dict("records")]
     return render(
         "comparison.html.j2",
         title=f"{second} vs. {first}",
-        coverage=_coverage(comparison),
+        coverage=", ".join([f"{plural(len(comparison.matches), 'setting')} in both", *alone]) + ".",
         names=comparison.names,
         notes=[f"{name}: {line}" for name, run in runs.items() for line in notes(run)],
         verdicts=verdicts(comparison),
@@ -34,24 +41,9 @@ def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
         pictures=pictures,
         recommendations={name: next(iter(recommendations(run)), None) for name, run in runs.items()},
         shared=", ".join(f"{name} {setting(comparison.records()[0][name])}" for name in fixed),
-        settings=_settings_table(matches, varying),
+        settings=Table("settings that both tried", heads, rows),
         statuses=status_meanings(comparison.runs[0]),
     )
-
-
-def _coverage(comparison: Comparison) -> str:
-    alone = [
-        f"{count} only in {name}" for name, count in zip(comparison.names, comparison.num_alone, strict=True) if count
-    ]
-    return ", ".join([f"{plural(len(comparison.matches), 'setting')} in both", *alone]) + "."
-
-
-def _settings_table(matches: pd.DataFrame, names: Sequence[str]) -> Table:
-    heads = [Heading(name) for name in names]
-    heads += [Heading(f"status {side}", is_text=True) for side in ("first", "second")]
-    heads += [Heading(f"{column} {part}") for column in COMPARED_COLUMNS for part in ("first", "second", "ratio")]
-    rows = [_cells(match, names) for match in matches.to_dict("records")]
-    return Table("settings that both tried", heads, rows)
 
 
 def _cells(match: dict[str, Any], names: Sequence[str]) -> list[Cell]:

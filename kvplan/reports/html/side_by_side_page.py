@@ -17,10 +17,13 @@ from kvplan.reports.wording import plural, setting, short_number
 def side_by_side_page(compared: SideBySide, pictures: Sequence[Picture]) -> str:
     """Sentences and circumstances first, then the picture and every setting that several tried."""
     labels = [side.label for side in compared.sides]
+    alone = [
+        f"{count} only in {side.label}" for count, side in zip(compared.num_alone, compared.sides, strict=True) if count
+    ]
     return render(
         "side_by_side.html.j2",
         title=" · ".join(labels),
-        coverage=_coverage(compared),
+        coverage=", ".join([f"{plural(len(compared.table), 'setting')} in at least two runs", *alone]) + ".",
         labels=labels,
         notes=[f"{side.label}: {line}" for side in compared.sides for line in notes(side.run)],
         sentences=side_sentences(compared),
@@ -30,13 +33,6 @@ def side_by_side_page(compared: SideBySide, pictures: Sequence[Picture]) -> str:
         settings=_settings_table(compared),
         statuses=status_meanings(compared.sides[0].run),
     )
-
-
-def _coverage(compared: SideBySide) -> str:
-    alone = [
-        f"{count} only in {side.label}" for count, side in zip(compared.num_alone, compared.sides, strict=True) if count
-    ]
-    return ", ".join([f"{plural(len(compared.table), 'setting')} in at least two runs", *alone]) + "."
 
 
 def _devices_table(compared: SideBySide) -> Table | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,8 +41,4 @@ class SloPrediction:
             "tpot": [tpot_seconds(request, ends) or 0.0 for request in simulated.requests],
             "e2el": [ends[request.token_steps[-1][1] - 1] - request.arrival_seconds for request in simulated.requests],
         }
-        return all(_p99(seconds[name]) <= bound for name, bound in self.slo_seconds.items())
-
-
-def _p99(seconds: Sequence[float]) -> float:
-    return float(np.percentile(seconds, 99))
+        return all(float(np.percentile(seconds[name], 99)) <= bound for name, bound in self.slo_seconds.items())

@@ -27,7 +27,7 @@ from kvplan.calibrate.results.outcome import (
     in_order,
 )
 from kvplan.calibrate.results.readers.fields import Fields, objects_of, read_json
-from kvplan.calibrate.results.served import ServedDeployment, served_by
+from kvplan.calibrate.results.served import served_by
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.requests import RequestSpec, WorkloadSpec, generate_requests
 
@@ -61,22 +61,18 @@ def _load(fields: Fields, completed: int) -> LoadResult:
     rate = _rate(fields)
     measured = _measured_requests(fields)
     concurrency = fields.optional_positive("max_concurrency")
+    told = served_by(fields.values, fields.source)
+    name = told.model or fields.text("model_id")
+    engine = told.engine or _ENGINES.get(fields.text("backend") or "")
+    values = {"model": name, "engine": engine}
     return LoadResult(
         source=fields.source,
-        served=_served(fields),
+        served=told.with_values(**values),
         requests=in_order(measured, arrive_over_time=math.isfinite(rate)) if measured else _means(fields, completed),
         max_concurrency=None if concurrency is None else int(concurrency),
         figures=figures_of(measured, fields.positive("duration")) if measured else _figures(fields),
         has_lengths=bool(measured),
     )
-
-
-def _served(fields: Fields) -> ServedDeployment:
-    told = served_by(fields.values, fields.source)
-    name = told.model or fields.text("model_id")
-    engine = told.engine or _ENGINES.get(fields.text("backend") or "")
-    values = {"model": name, "engine": engine}
-    return told.with_values(**values)
 
 
 def _rate(fields: Fields) -> float:
