@@ -13,13 +13,12 @@ from typing import Final, cast
 
 from kvplan.errors import KvplanError
 from kvplan.machine.opened_device import Reserve
-from kvplan.profiling.document import profile_document
 from kvplan.profiling.page import profile_page
 from kvplan.profiling.plan import ProfilePlan
 from kvplan.profiling.protocol import Message, ProfileOrder, ProfileResult
 from kvplan.profiling.steps import StepRecording
 from kvplan.profiling.timeline import draw_timeline
-from kvplan.profiling.trace import trace_document
+from kvplan.profiling.trace import profile_document, trace_document
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import WORKER_LOG
 from kvplan.runs.statuses import STATUS_MEANING

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.machine import control_groups, host
+from kvplan.machine import host
 from kvplan_engine.device import process_memory
 from kvplan_engine.device import process_memory as engine_groups
 
@@ -19,7 +19,7 @@ Write = Callable[[str, str], None]
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a file of a machine of its own."""
-    for module, root in ((control_groups, "_ROOT"), (engine_groups, "_GROUPS")):
+    for module, root in ((host, "_ROOT"), (engine_groups, "_GROUPS")):
         monkeypatch.setattr(module, "_OWN", tmp_path / "own")
         monkeypatch.setattr(module, root, tmp_path / "groups")
 
@@ -32,7 +32,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def available() -> int:
     """In what both packages say."""
-    planner = min((room.unused + room.cached for room in control_groups.rooms()), default=-1)
+    planner = min((room.unused + room.cached for room in host.rooms()), default=-1)
     assert min(engine_groups.available_in_groups(), default=-1) == planner
     return planner
 

@@ -19,8 +19,7 @@ from kvplan.metrics.limits import limits_in
 from kvplan.metrics.page import read_page
 from kvplan.metrics.prometheus import parse_samples
 from kvplan.metrics.reading import ServerReading
-from kvplan.metrics.source import MetricsSource
-from kvplan.metrics.others import read_iterations, with_slots
+from kvplan.metrics.source import MetricsSource, read_iterations, with_slots
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

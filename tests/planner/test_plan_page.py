@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.cli import main
-from kvplan.planner.answer.charts import Chart
-from kvplan.planner.answer.scatter import Mark, scatter
+from kvplan.planner.answer.charts import Chart, Mark, scatter
 
 WORDS = ["plan", "qwen3-32b", "--users", "50", "--ctx-avg", "8k", "--gpu", "rtx-pro-6000", "h100", "b200"]
 

@@ -9,8 +9,8 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
+from kvplan.planner.answer.notes import explained_steps
 from kvplan.planner.answer.picture import plan_figure
-from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.search.plan import PlanAnswer, PlanRequest, make_plan
 
 

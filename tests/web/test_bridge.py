@@ -13,7 +13,7 @@ from tiny_configs import llama_config
 
 from kvplan.cli import main
 from kvplan.web.bridge import add_file, answer
-from kvplan.web.plan_view import share_of_passes
+from kvplan.web.other_views import share_of_passes
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = llama_config(

@@ -13,8 +13,7 @@ import pytest
 from data_rows import data_rows
 
 from kvplan.cli import main
-from kvplan.site.pyodide import VERSION, pyodide_folder
-from kvplan.site.writing import write_site
+from kvplan.site.writing import VERSION, pyodide_folder, write_site
 
 ROOT = Path(__file__).resolve().parents[2]
 

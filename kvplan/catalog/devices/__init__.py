@@ -6,7 +6,7 @@ gpus             the shipped ones, found by exact alias, as rows and as a docume
 slices           MIG slices of them, by nvidia-smi's names
 clouds           instances that clouds rent, by name: their GPUs and their prices
 device_support   what vLLM refuses on older GPUs
-measured         which measured speeds speak for a device, or, scaled, for its relatives; the files of `kvplan calibrate`
+measured         which measured speeds speak for a device, or, scaled, for its relatives; files of calibrations
 measured_profile one such profile
 server_scale     what its user measured of a server: factors of predicted times
 kernel_tables    profiles that ship, fitted to tables of measured kernels

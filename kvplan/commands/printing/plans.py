@@ -29,12 +29,15 @@ from kvplan.planner.answer.document import (
     plan_row,
     scale_notes,
 )
-from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.money import break_even_text
+from kvplan.planner.answer.notes import (
+    drafting_sentence,
+    explained_steps,
+    graphs_sentence,
+    hits_sentence,
+    seats_sentence,
+)
 from kvplan.planner.answer.ranges import within
-from kvplan.planner.answer.seats import graphs_sentence, seats_sentence
-from kvplan.planner.answer.sharing import hits_sentence
-from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.manifests import MANIFESTS

@@ -10,8 +10,8 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
-from kvplan.planner.question.api_price import ApiPrice
 from kvplan.planner.question.pattern import LoadPattern
+from kvplan.planner.question.prices import ApiPrice
 from kvplan.planner.question.slo import DEFAULT_CONFIDENCE, Goal, Slo
 from kvplan.planner.question.trace import TraceQuestion
 from kvplan.settings import ServingSettings
