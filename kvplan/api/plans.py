@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvplan.api.arguments import checks_arguments, in_arguments_of
-from kvplan.api.values import frame, json_text, named_numbers, named_settings, text, texts
+from kvplan.api.arguments import (
+    checks_arguments,
+    frame,
+    in_arguments_of,
+    json_text,
+    named_numbers,
+    named_settings,
+    text,
+    texts,
+)
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.commands.printing.plans import nothing_serves, print_plan

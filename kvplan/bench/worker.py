@@ -15,7 +15,7 @@ from kvplan.bench.figures import Experiment
 from kvplan.bench.options import BenchOrder, BenchScale
 from kvplan.bench.protocol import DoneMessage, ErrorMessage, ExperimentMessage, NoticeMessage, StartMessage
 from kvplan.bench.serving import warm_up
-from kvplan.machine.cpu_meter import CpuMeter
+from kvplan.machine.host import CpuMeter
 from kvplan.workers.channel import WorkerChannel, quick_imports
 from kvplan_engine import Engine
 

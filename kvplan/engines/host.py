@@ -25,8 +25,7 @@ from kvplan.load.run import LoadRun, run_load
 from kvplan.load.target import Target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.load.traffic.prompts import PLAIN_SCALE, TokenPrompts
-from kvplan.machine.cpu_meter import CpuMeter
-from kvplan.machine.memory_killer import KillCounter
+from kvplan.machine.host import CpuMeter, KillCounter
 from kvplan.metrics.http import ServerAddress
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MODEL

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from kvplan.errors import KvplanError
-from kvplan.machine.opened_device import Reserve
+from kvplan.machine.device import Reserve
 from kvplan.profiling.page import profile_page
 from kvplan.profiling.plan import ProfilePlan
 from kvplan.profiling.protocol import Message, ProfileOrder, ProfileResult

@@ -23,7 +23,7 @@ from typing import Final
 
 from kvplan import __version__
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.known_names import known_names
+from kvplan.estimate.known_models import known_names
 from kvplan.paths import profiles_dir, user_cache_dir
 
 VERSION: Final = "314.0.7"

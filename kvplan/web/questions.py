@@ -14,7 +14,7 @@ from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, captured
 from kvplan.errors import UsageError
 from kvplan.estimate.document import estimate_document
-from kvplan.estimate.known_names import known_names
+from kvplan.estimate.known_models import known_names
 from kvplan.settings import KNOBS
 from kvplan.web.changes import changed_deployments
 from kvplan.web.command_lines import kvplan_command, vllm_command

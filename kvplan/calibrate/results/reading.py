@@ -12,10 +12,11 @@ from kvplan.calibrate.results.readers.aiperf import is_aiperf, read_aiperf
 from kvplan.calibrate.results.readers.fields import objects_of, read_json
 from kvplan.calibrate.results.readers.guidellm import is_guidellm, read_guidellm
 from kvplan.calibrate.results.readers.kvplan_sweep import is_kvplan_sweep, read_kvplan_sweep
-from kvplan.calibrate.results.readers.vllm_forward import is_vllm_forward, read_vllm_forward
-from kvplan.calibrate.results.readers.vllm_serve import (
+from kvplan.calibrate.results.readers.vllm_bench import (
+    is_vllm_forward,
     is_vllm_serve,
     is_vllm_sweep,
+    read_vllm_forward,
     read_vllm_serve,
     read_vllm_sweep,
     run_files,

@@ -209,7 +209,7 @@ def is_preloaded(installation: Installation) -> bool:
 
 
 def vllm_preload(python: str, prefix: str, *, on_cpu: bool, is_lowered: bool) -> Preload:
-    """prefix: of the environment. is_lowered: with the scheduler of limits.py."""
+    """prefix: of the environment. is_lowered: with the scheduler of ``plugin``."""
     of_plugin = plugin_environment() if is_lowered else {}
     return Preload(python, MODULES, environment(prefix) | of_plugin | (_CPU_ENVIRONMENT if on_cpu else {}))
 
@@ -219,7 +219,7 @@ def server_command(
 ) -> Command:
     """``program``: what runs the server's module. arguments: further options by name, "" for a flag; they win.
 
-    prefix: of the environment, in whose ``lib`` Intel's OpenMP may lie. is_lowered: with the scheduler of limits.py.
+    prefix: of the environment, in whose ``lib`` Intel's OpenMP may lie. is_lowered: with the scheduler of ``plugin``.
     """
     options = {
         "model": order.model,

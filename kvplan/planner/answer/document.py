@@ -7,7 +7,7 @@ from typing import Any
 
 from kvplan.catalog.devices.gpu_profile import REACHED_SHARE, host_bytes_per_second
 from kvplan.catalog.devices.slices import slice_note
-from kvplan.catalog.vllm_models import service_note
+from kvplan.catalog.vllm_refusals import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document, scale_document
 from kvplan.estimate.speed.steps.collectives import bridge_note, network_note

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from kvplan.catalog.releases.vllm import is_modified_build
-from kvplan.catalog.vllm_models import service_note
+from kvplan.catalog.vllm_refusals import service_note
 from kvplan.errors import KvplanError
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.units import GIB

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvplan.calibrate.results.outcome import LoadFigures, LoadResult, Results, alike
 from kvplan.calibrate.results.readers.fields import Fields
-from kvplan.calibrate.results.readers.vllm_serve import with_arrivals
+from kvplan.calibrate.results.readers.vllm_bench import with_arrivals
 from kvplan.calibrate.results.served import ServedDeployment
 
 
