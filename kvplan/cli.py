@@ -136,7 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it stays open as long as the process
     if sys.stdout is None:
         return _complain("standard output is closed", None, 1)
-    _write_what_fits()
+    # A character that the output's encoding lacks is written as its escape, as on stderr: it ends no run.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if VARIABLE in os.environ and (code := completed_value(os.environ)) is not None:
         return code
@@ -151,14 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _write_what_fits() -> None:
-    """A character that the output's encoding lacks is written as its escape, as on stderr: it ends no run."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
 def _run(words: list[str]) -> int:
-    wanted = _first_word(_words_to_complete() or words)
+    wanted = next((word for word in (_words_to_complete() or words) if not word.startswith("-")), None)
     try:
         app = build_app(wanted)
         code = app(args=_with_lists(words, wanted), prog_name="kvplan", standalone_mode=False)
@@ -187,10 +183,6 @@ def _with_lists(words: list[str], wanted: str | None) -> list[str]:
     words = with_named_model(words, at_end=wanted == "cache") if wanted in MODEL_ARGUMENTS else words
     words = with_flag_words(words, getattr(command, "FLAG_OPTIONS", ()))
     return repeat_options(words, getattr(command, "LIST_OPTIONS", {}))
-
-
-def _first_word(words: Sequence[str]) -> str | None:
-    return next((word for word in words if not word.startswith("-")), None)
 
 
 def _words_to_complete() -> list[str]:

@@ -27,9 +27,8 @@ from statistics import median
 from typing import Any
 
 from kvplan.cli import main as kvplan
-from kvplan.site.pyodide import pyodide_folder
 from kvplan.site.serving import site_server
-from kvplan.site.writing import write_site
+from kvplan.site.writing import pyodide_folder, write_site
 from web.page import page
 from web.questions import PICTURES, QUESTIONS, Asked
 

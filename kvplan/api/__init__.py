@@ -14,8 +14,8 @@ plans          deployments for a load, or for a trace that is played; planned: w
 caches         a prefix cache of any size over a trace
 explanations   where a started server's memory went
 listings       models and GPUs known by name
-arguments      types and names of arguments, and errors that name them
-values         values of people as the command's options take them
+arguments      types and names of arguments, and errors that name them; values of people as the command's options take
+               them
 """
 
 from __future__ import annotations

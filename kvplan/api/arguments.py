@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from numbers import Real
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.errors import KvplanError, UsageError
-from kvplan.settings import KNOBS, option_of
+from kvplan.setting_values import read_settings
+from kvplan.settings import KNOBS, ServingSettings, option_of
+
+if TYPE_CHECKING:
+    import pandas
+
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Failure = TypeVar("Failure", bound=KvplanError)
@@ -67,18 +74,14 @@ def checks_arguments(settings: Sequence[str] = ()) -> Callable[[Function], Funct
 
 def in_arguments_of(function: Callable[..., Any], error: Failure) -> Failure:
     """Return ``error`` with the arguments of ``function`` in the place of a command's options."""
-    words = _words(inspect.signature(function).parameters)
+    # Return the argument that each option stands for.
+    knobs = {option: each.name for each in KNOBS.values() for option in (each.option, *each.aliases)}
+    words = knobs | _OTHER_OPTIONS | {option_of(name): name for name in inspect.signature(function).parameters}
     error.message, error.hint = _reworded(error.message, words), _reworded(error.hint or "", words) or None
     error.args = (error.message,)
     if error.hint and hasattr(error, "add_note"):  # from Python 3.11 on: shown below the message
         error.add_note(f"hint: {error.hint}")
     return error
-
-
-def _words(names: Iterable[str]) -> dict[str, str]:
-    """Return the argument that each option stands for."""
-    knobs = {option: each.name for each in KNOBS.values() for option in (each.option, *each.aliases)}
-    return knobs | _OTHER_OPTIONS | {option_of(name): name for name in names}
 
 
 def _reworded(sentence: str, words: Mapping[str, str]) -> str:
@@ -148,3 +151,51 @@ _EXAMPLES: Final = {
     "ctx_avg": '"8k"',
     "ctx_max": '"32k"',
 }
+
+
+def named_settings(
+    given: Mapping[str, Any], speculative_config: Mapping[str, Any] | None = None, **more: str
+) -> ServingSettings:
+    """Read settings by vLLM's names; ``device_memory`` is the option's name for ``device_memory_bytes``."""
+    named = {"device_memory_bytes" if name == "device_memory" else name: value for name, value in given.items()}
+    settings = read_settings({name: _written(name, value) for name, value in (named | more).items()})
+    return with_speculative_config(settings, json_text(speculative_config))
+
+
+def _written(name: str, value: Any) -> Any:
+    """Return a value as the command line has it: bytes and tokens as text."""
+    return str(value) if value is not None and KNOBS[name].kind in ("bytes", "tokens") else value
+
+
+def json_text(values: Mapping[str, Any] | None) -> str | None:
+    """Return an object as the option with JSON takes it."""
+    return None if values is None else json.dumps(dict(values))
+
+
+def named_numbers(values: Mapping[str, float]) -> str:
+    """``{"in": 0.6, "out": 2.4}`` -> ``in=0.6,out=2.4``."""
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def text(value: object) -> str | None:
+    """Return one value as an option takes it."""
+    return None if value is None else str(value)
+
+
+def texts(values: object) -> Sequence[str]:
+    """Return one or several values as an option that takes several does."""
+    if values is None:
+        return ()
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        return [str(value) for value in values]
+    return [str(values)]
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Return rows as a DataFrame. UsageError without pandas."""
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise UsageError("to_frame() needs pandas, which is not installed.", hint="pip install pandas") from None
+
+    return pandas.DataFrame(rows)

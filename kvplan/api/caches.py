@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvplan.api.arguments import checks_arguments
-from kvplan.api.values import frame, named_settings, text, texts
+from kvplan.api.arguments import checks_arguments, frame, named_settings, text, texts
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.commands.printing.caches import csv_rows, print_cache
 from kvplan.commands.printing.render import captured
 from kvplan.fleet.tiers.answering import answer_cache
-from kvplan.fleet.tiers.asking import CACHE_SETTINGS, cache_question
 from kvplan.fleet.tiers.document import cache_document
-from kvplan.fleet.tiers.question import CacheAnswer, LayoutAnswer
+from kvplan.fleet.tiers.question import CACHE_SETTINGS, CacheAnswer, LayoutAnswer, cache_question
 from kvplan.fleet.tiers.settings_lines import SettingLines, setting_lines
 from kvplan.workload.part import file_part
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvplan.api.arguments import checks_arguments
-from kvplan.api.values import frame, named_settings, texts
+from kvplan.api.arguments import checks_arguments, frame, named_settings, texts
 from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, parse_gpu_count
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvplan.api.arguments import checks_arguments
-from kvplan.api.values import frame, named_settings
+from kvplan.api.arguments import checks_arguments, frame, named_settings
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.commands.printing.explanations import print_explanation
 from kvplan.commands.printing.render import captured

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from kvplan.api.arguments import checks_arguments
-from kvplan.api.values import frame
+from kvplan.api.arguments import checks_arguments, frame
 from kvplan.catalog.devices.gpus import GpuProfile, gpu_row, gpus_document, known_gpus
 from kvplan.commands.printing.known import print_gpus, print_models
 from kvplan.commands.printing.render import OutputFormat, captured

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvplan.api.values import frame
+from kvplan.api.arguments import frame
 from kvplan.commands.printing.fleets import print_fleet_text
 from kvplan.commands.printing.plans import print_plan
 from kvplan.commands.printing.render import captured

@@ -6,9 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.api.arguments import checks_arguments, in_arguments_of
+from kvplan.api.arguments import (
+    checks_arguments,
+    in_arguments_of,
+    json_text,
+    named_numbers,
+    named_settings,
+    text,
+    texts,
+)
 from kvplan.api.planned import Plan, TracePlan
-from kvplan.api.values import json_text, named_numbers, named_settings, text, texts
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.models import resolve_model
 from kvplan.commands.printing.fleets import no_fleet

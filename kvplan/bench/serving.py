@@ -86,13 +86,6 @@ def serve(engine: Engine, requests: Sequence[BenchRequest]) -> ServedWorkload:
     return served
 
 
-def run_step(engine: Engine) -> None:
-    """Step until the statistics of one more step are there: with steps ahead, as on a GPU, that may take two calls."""
-    before = engine.stats
-    while engine.stats is before:
-        engine.step()
-
-
 def serve_under_load(engine: Engine, requests: Sequence[BenchRequest]) -> ServedWorkload:
     """A server whose queue is never empty: measured from a full batch until no request waits any more.
 
@@ -102,7 +95,10 @@ def serve_under_load(engine: Engine, requests: Sequence[BenchRequest]) -> Served
     served = ServedWorkload()
     for index, request in enumerate(requests):
         engine.add_request(str(index), request.prompt_token_ids, request.params)
-    run_step(engine)
+    # Step until the statistics of one more step are there: with steps ahead, as on a GPU, that may take two calls.
+    before = engine.stats
+    while engine.stats is before:
+        engine.step()
     assert engine.stats.num_running == engine.config.max_num_seqs, "the first prompts took more than one step"
     started = time.perf_counter()
     while engine.stats.num_waiting:

@@ -21,8 +21,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.weights import size_weights
-from kvplan.machine.device import Device, detect_device
-from kvplan.machine.opened_device import AskDevice
+from kvplan.machine.device import AskDevice, Device, detect_device
 from kvplan.sweeps.worker.early import ask_own_worker
 from kvplan.units import format_bytes
 from kvplan.workers.process import WorkerDied, WorkerProcess

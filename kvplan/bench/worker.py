@@ -15,7 +15,7 @@ from kvplan.bench.figures import Experiment
 from kvplan.bench.options import BenchOrder, BenchScale
 from kvplan.bench.protocol import DoneMessage, ErrorMessage, ExperimentMessage, NoticeMessage, StartMessage
 from kvplan.bench.serving import warm_up
-from kvplan.machine.cpu_meter import CpuMeter
+from kvplan.machine.host import CpuMeter
 from kvplan.workers.channel import WorkerChannel, quick_imports
 from kvplan_engine import Engine
 
@@ -104,19 +104,13 @@ class ExperimentRunner:
         if name in _ON_SHORT_MODEL:
             return _ON_SHORT_MODEL[name](self._order, self._scale)
         if name == "tiers":  # with engines of its own, which it closes and starts again
-            self._close_engine()
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
             return latency_experiments.tiers(
                 self._order, self._scale, lambda: speed_experiments.make_full_engine(self._order)
             )
-        return _ON_FULL_MODEL[name](self._order, self._scale, self._full_engine())
-
-    def _full_engine(self) -> Engine:
         if self._engine is None:
             self._engine = speed_experiments.make_full_engine(self._order)
             warm_up(self._engine)
-        return self._engine
-
-    def _close_engine(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        return _ON_FULL_MODEL[name](self._order, self._scale, self._engine)

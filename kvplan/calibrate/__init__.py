@@ -8,8 +8,8 @@ trials.py        rows of run directories -> trials that can be simulated: reques
 observations.py  a trial simulated again -> what each of its steps computed, beside how long it took
 fit.py           observations -> coefficients (robust least squares)
 scoring.py       the split by settings, and the errors of predictions
-peaks.py         what the device can reach at most, measured here or from the data sheet
+peaks.py         what the device can reach at most, measured here or from the data sheet; the fitted coefficients in
+                 units for people
 results/         results of other engines, whichever benchmark saved them
 own_server.py    a user's results as factors of one server's predicted times, for plan and estimate
-coefficients.py  the fitted coefficients in units for people
 """

@@ -110,17 +110,13 @@ def read_trial_sets(directories: Sequence[Path], *, despite_noise: bool = False)
     return first
 
 
-def _refuse_other_engines(manifest: Manifest, directory: Path) -> None:
-    """What is learned becomes the speed of kvplan's engine, which another one's rows do not show."""
+def _read_directory(directory: Path, despite_noise: bool) -> TrialSet:
+    manifest = read_sweep_manifest(directory)
+    # What is learned becomes the speed of kvplan's engine, which another one's rows do not show.
     engine = manifest["options"].get("engine", "kvplan")
     if engine != "kvplan":
         hint = "`kvplan report` sets it beside a sweep of kvplan's engine"
         raise KvplanError(f"{directory} was served by {engine}, whose speed is not learned.", hint=hint)
-
-
-def _read_directory(directory: Path, despite_noise: bool) -> TrialSet:
-    manifest = read_sweep_manifest(directory)
-    _refuse_other_engines(manifest, directory)
     stored = read_trials(directory / TRIALS)
     spec = resolve_model(str(manifest["options"]["model"]))
     served, excluded = _served(stored.records, spec.num_parameters, despite_noise)

@@ -23,7 +23,7 @@ architectures    what profiles/architectures.json says of each architecture: rea
 engines          which engine a question is about, and the defaults of kvplan's own
 releases/        facts of vLLM, SGLang and TensorRT-LLM by release; nothing else compares releases
 typed_json       rows of shipped tables, checked against the dataclass that names them
+vllm_refusals    what a release of vLLM does not serve: architectures, and settings that its command line refuses
 vllm_registry    every architecture of vLLM's list, and whether it is sized
-vllm_models      which architectures vLLM serves no longer; vllm_refusals: settings that its command line refuses
 published_errors how far predicted speeds were from published measurements; startup_errors: predicted start-ups
 """

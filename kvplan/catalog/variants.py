@@ -152,7 +152,9 @@ def find_variant(name: str, profiles: Iterable[Mapping[str, Any]]) -> Variant | 
     stem, stored = _split(last, organisation)
     profile = _shape(stem, shapes)
     if profile is None:
-        profile = _sibling(stem, shapes)
+        # A quantized checkpoint of the model, where only such ones ship; of a base model one of its instructed twin.
+        names = (f"{stem}-{suffix}" for suffix in ("nvfp4", "fp8", "it-nvfp4"))
+        profile = next((shapes[name] for name in names if name in shapes), None)
         if profile is None or (stored is None and not stem.startswith(_PUBLISHED_PLAIN)):
             return None
         if stored is None or stored.is_file:
@@ -220,12 +222,6 @@ def _shape(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, A
         if profile is not None:
             return {**profile, "config": {**profile["config"], **positions}}
     return None
-
-
-def _sibling(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """A quantized checkpoint of the model, where only such ones ship; of a base model one of its instructed twin."""
-    names = (f"{stem}-{suffix}" for suffix in ("nvfp4", "fp8", "it-nvfp4"))
-    return next((shapes[name] for name in names if name in shapes), None)
 
 
 def _split(last: str, organisation: str) -> tuple[str, NamedFormat | None]:

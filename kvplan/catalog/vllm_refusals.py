@@ -1,13 +1,16 @@
-"""Settings that a release of vLLM does not start with, whatever the model and the GPU."""
+"""What a release of vLLM does not serve: architectures, and settings that it does not start with on any GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
+from kvplan.catalog.architectures import ServedByVllm, architectures
 from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
+from kvplan.caveats import Caveat
 from kvplan.settings import ServingSettings
 
+_SERVED = ServedByVllm()
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as ``max_lora_rank`` (MaxLoRARanks in vllm/config/lora.py of 0.33.0)."""
 
@@ -83,3 +86,39 @@ def _cache_refusal(settings: ServingSettings, release: VllmRelease, model_dtype:
     if release.keeps_float_cache and is_float and settings.kv_cache_dtype != runs_in:
         return Refusal(f"vLLM {release.text} keeps no KV cache in {settings.kv_cache_dtype} for a model in {runs_in}")
     return None
+
+
+def is_never_served(architecture: str) -> bool:
+    """Return whether no release of vLLM has a class of ``architecture``, nor a backend for it."""
+    return not _of(architecture).served
+
+
+def has_class(architecture: str, version: str) -> bool:
+    """Return whether vLLM ``version`` serves ``architecture``; True of those that nothing is known about."""
+    served = _of(architecture)
+    return served.served and vllm_release(version).is_within(served.last) and not _is_before(served.first, version)
+
+
+def service_note(architecture: str, version: str) -> str | None:
+    """Return what a user has to know of an architecture that vLLM ``version`` does not serve; None of any other."""
+    if has_class(architecture, version):
+        return None
+    if is_never_served(architecture):
+        return Caveat(f"vLLM serves no {architecture}: sized as if it did.")
+    served, release = _of(architecture), vllm_release(version).text
+    if _is_before(served.first, version):
+        has_none = f"vLLM {release} has no class of {architecture}; the first release that has one is {served.first}"
+        return Caveat(f"{has_none} (--engine vllm@{served.first}).")
+    ended = f"vLLM {release} no longer serves {architecture}"
+    return Caveat(f"{ended}; the last release that does is {served.last} (--engine vllm@{served.last}).")
+
+
+def _is_before(first: str | None, version: str) -> bool:
+    """Whether ``version`` is older than ``first``; a build between two releases may have what the next one has."""
+    is_between = "dev" in version or "rc" in version
+    return first is not None and not is_between and vllm_release(version).is_before(first)
+
+
+def _of(architecture: str) -> ServedByVllm:
+    row = architectures().get(architecture)
+    return _SERVED if row is None else row.vllm

@@ -33,7 +33,7 @@ from kvplan.commands.printing.caches import print_cache
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
 from kvplan.errors import UsageError
 from kvplan.fleet.tiers.answering import Progress, answer_cache
-from kvplan.fleet.tiers.asking import CACHE_SETTINGS, DEFAULT_GPU, cache_question
+from kvplan.fleet.tiers.question import CACHE_SETTINGS, DEFAULT_GPU, cache_question
 from kvplan.fleet.tiers.splits import SPLITS
 from kvplan.foreign_text import unguarded
 from kvplan.settings import GPU_PANEL, KNOBS, MEMORY_PANEL, ServingSettings

@@ -142,8 +142,7 @@ def _own_sweeps(
 def _results(
     paths: list[Path], model: str | None, gpu: str | None, engine: str | None, settings: ServingSettings, as_json: bool
 ) -> tuple[dict[str, object], Path]:
-    from kvplan.calibrate.results.calibration import calibrate_results
-    from kvplan.calibrate.results.profile import learned_document, learned_path
+    from kvplan.calibrate.results.calibration import calibrate_results, learned_document, learned_path
     from kvplan.calibrate.results.served import ServedDeployment
     from kvplan.commands.printing.calibrations import print_learned
 

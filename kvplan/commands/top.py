@@ -76,7 +76,7 @@ def _contexts(texts: list[str] | tuple[()]) -> tuple[int, ...]:
 def _once(session: TopSession, *, as_json: bool) -> int:
     """Exit code 1 if no server answered."""
     from kvplan.commands.printing.render import print_json
-    from kvplan.top.document import top_document
+    from kvplan.top.snapshot import top_document
     from kvplan.top.view import screen
 
     snapshot = session.read_once()

@@ -47,7 +47,10 @@ def measure(report: Mapping[str, Any], folder: Path, sections: str | None = None
     """
     is_dry = report["device"] == "emulated"
     folder.mkdir(parents=True, exist_ok=True)
-    name = name_of(report)
+    # Return the file's name: the GPU's name and torch's version, such as nvidia-h100-80gb-hbm3-torch-2.13.0.
+    gpu = (report.get("gpu") or {}).get("name", report["device"])
+    version = str(report["versions"]["torch"]).partition("+")[0]
+    name = re.sub(r"[^a-z0-9.]+", "-", f"{gpu} torch {version}".casefold()).strip("-")
     raw, rows = folder / "rows.jsonl", folder / f"{name}.jsonl"
     options = ["--sections", sections] if sections else []
     command = [*COMMAND, "--out", str(raw), *options, *(["--dry-run"] if is_dry else [])]
@@ -85,13 +88,6 @@ def refuse_unmeasurable(report: Mapping[str, Any]) -> None:
             "--measure is for a GPU, and this machine's kernels run on its CPU.",
             hint="kvplan bench and kvplan sweep measure a CPU",
         )
-
-
-def name_of(report: Mapping[str, Any]) -> str:
-    """Return the file's name: the GPU's name and torch's version, such as nvidia-h100-80gb-hbm3-torch-2.13.0."""
-    gpu = (report.get("gpu") or {}).get("name", report["device"])
-    version = str(report["versions"]["torch"]).partition("+")[0]
-    return re.sub(r"[^a-z0-9.]+", "-", f"{gpu} torch {version}".casefold()).strip("-")
 
 
 def _lines(raw: Path) -> list[dict[str, Any]]:

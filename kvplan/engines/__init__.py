@@ -12,10 +12,9 @@ prediction for it. Everything else is the same for all of them.
     steps      each step of a server that tells them, in the sweep's columns
     guards     what holds while a server is loaded, and how a sweep shows its load
     host       the trials of a sweep, served; a model directory without weights
-    swept      an adapter as a sweep plans with it
     vllm/      vLLM's adapter
     llamacpp/  that of llama.cpp's server
     documented/  those of SGLang and TensorRT-LLM, which were not run
     running    a server that runs already
-    registry   which engines there are
+    registry   which engines there are; an adapter as a sweep plans with it
 """

@@ -18,15 +18,14 @@ from kvplan.engines.interface import Ending, EngineAdapter, Failure, LowersSetti
 from kvplan.engines.rows import failed_row, served_row, told_row
 from kvplan.engines.server import EngineServer
 from kvplan.engines.starter import Starter
-from kvplan.engines.steps import StepLog, steps_row
+from kvplan.engines.steps import steps_row
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
 from kvplan.load.run import LoadRun, run_load
 from kvplan.load.target import Target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.load.traffic.prompts import PLAIN_SCALE, TokenPrompts
-from kvplan.machine.cpu_meter import CpuMeter
-from kvplan.machine.memory_killer import KillCounter
+from kvplan.machine.host import CpuMeter, KillCounter
 from kvplan.metrics.http import ServerAddress
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MODEL
@@ -176,7 +175,8 @@ class EngineServerHost:
         server = self._server
         assert server is not None
         meter = CpuMeter(server.cpu_seconds)
-        log = self._step_log()
+        adapter = self._adapter
+        log = adapter.step_log(self._source.directory / LOGS) if isinstance(adapter, TellsSteps) else None
         before = log.end() if log else 0
         with signals_kept(), ended_after(server, limits.serving) as overdue:
             run = self._run(server, prepared, limits, on_event)
@@ -196,10 +196,6 @@ class EngineServerHost:
         ending = Ending("serving", server.exit_code, server.log(), killer.has_killed())
         self._end_server()
         return TrialResult(row | served | self._failed(self._adapter.failure(ending)))
-
-    def _step_log(self) -> StepLog | None:
-        adapter = self._adapter
-        return adapter.step_log(self._source.directory / LOGS) if isinstance(adapter, TellsSteps) else None
 
     def _run(self, server: EngineServer, prepared: PreparedTrial, limits: TimeLimits, on_event: OnEvent) -> LoadRun:
         requests = prepared.prediction.requests.requests

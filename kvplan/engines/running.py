@@ -244,7 +244,7 @@ class RunningHost:
         )
         if run.interrupted:
             raise KeyboardInterrupt
-        row = self._told() | run.row(self._identity.slo_seconds) | _unknown()
+        row = self._told() | run.row(self._identity.slo_seconds) | cast(Row, dict.fromkeys(_NOT_PREDICTED))
         return TrialResult(row, run.series, requests=run.requests(prepared.trial.trial_id))
 
     def close(self) -> None:
@@ -271,7 +271,3 @@ class RunningHost:
             }
         )
         return cast(Row, row)
-
-
-def _unknown() -> Row:
-    return cast(Row, dict.fromkeys(_NOT_PREDICTED))

@@ -7,8 +7,8 @@ question             one question as people ask it: a GPU's own dtype, ranks of 
 pasted_settings      a pasted command's settings, with what is given beside it
 ways_to_fit          what lets a deployment fit that does not, each way tried
 shared_gpu           several models on one GPU: which gpu_memory_utilization each
-known_models         the models known by name, with their main figures
-known_names          what a form offers by name: models, GPUs, formats
+known_models         the models known by name, with their main figures; what a form offers by name: models, GPUs,
+                     formats
 answer, document     the whole answer, and its JSON; picture: ``estimate --plot``
 deployments          one model on one kind of GPU under an engine: a placement
 placed/              what each engine's prediction makes of it: a sized deployment, its limit and notes

@@ -12,7 +12,7 @@ from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
-from kvplan.catalog.vllm_models import service_note
+from kvplan.catalog.vllm_refusals import service_note
 from kvplan.caveats import Caveat, said_of
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.deployments import check_options, place

@@ -6,14 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.devices.gpus import find_gpu, known_gpus
 from kvplan.catalog.models import profiles, read_profile
-from kvplan.catalog.releases.vllm import vllm_release
+from kvplan.catalog.releases.vllm import latest_vllm, vllm_release
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.prediction import as_attended, as_vllm_stores
-from kvplan.settings import ServingSettings
+from kvplan.estimate.weights import NAMED_FORMATS
+from kvplan.settings import KNOBS, ServingSettings
+from kvplan.units import format_bytes
 
 SCHEMA: Final = "kvplan.models/1"
 
@@ -71,3 +73,20 @@ def _known(profile: Mapping[str, Any]) -> KnownModel:
         source=profile["source"],
         date=profile["date"],
     )
+
+
+def known_names() -> dict[str, Any]:
+    """Return the names with what people see beside them."""
+    gpus = [
+        {"id": each.id, "name": each.name, "memory": format_bytes(each.memory_bytes, digits=0), "aliases": each.aliases}
+        for each in known_gpus()
+    ]
+    models = [{"name": each["name"], "id": each["id"], "aliases": each["aliases"]} for each in profiles()]
+    return {
+        "models": models,
+        "gpus": gpus,
+        "weights": ["auto", "none", *NAMED_FORMATS],
+        "caches": list(KNOBS["kv_cache_dtype"].choices),
+        "dtypes": list(KNOBS["dtype"].choices),
+        "release": latest_vllm(),
+    }

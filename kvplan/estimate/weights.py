@@ -152,14 +152,10 @@ def _kind(tensor: Tensor) -> WeightKind:
         return "experts"
     if tensor.role != "linear":
         return "other"
-    return _kind_of_module(tensor.name)
-
-
-def _kind_of_module(name: str) -> WeightKind:
-    first = name.split(".", 1)[0].casefold()
+    first = tensor.name.split(".", 1)[0].casefold()
     if "attn" in first or "attention" in first:
         return "state mixer" if first == "linear_attn" else "attention"
-    return "state mixer" if first in ("mixer", "mamba", "conv") and "_proj" in name else "feed-forward"
+    return "state mixer" if first in ("mixer", "mamba", "conv") and "_proj" in tensor.name else "feed-forward"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,10 @@ class FittingGpus(NamedTuple):
 def fitting_gpus(log: StartupLog) -> FittingGpus:
     """Return the profiles that fit everything the log says."""
     allowed = _allowed(log)
-    named = _named(log.gpu_names, allowed)
+    # The profiles of all ``names``, none where one of them has none: it may be the one that serves.
+    found = [_profile(name) for name in log.gpu_names]
+    known = [gpu for gpu in found if gpu is not None]
+    named = tuple(gpu for gpu in dict.fromkeys(known) if gpu in allowed) if len(known) == len(found) else ()
     by_size, size = _of_size(log, named or allowed)
     if len(named) == 1 and (size is None or by_size):
         return FittingGpus(named, f"GPU taken to be {named[0].id}, which the log names.")
@@ -62,13 +65,6 @@ def _allowed(log: StartupLog) -> tuple[GpuProfile, ...]:
     if log.platform is None and log.flash_attention == 3:
         gpus = [gpu for gpu in gpus if gpu.compute_capability == "9.0"]
     return tuple(gpus)
-
-
-def _named(names: Sequence[str], allowed: Sequence[GpuProfile]) -> tuple[GpuProfile, ...]:
-    """The profiles of all ``names``, none where one of them has none: it may be the one that serves."""
-    found = [_profile(name) for name in names]
-    known = [gpu for gpu in found if gpu is not None]
-    return tuple(gpu for gpu in dict.fromkeys(known) if gpu in allowed) if len(known) == len(found) else ()
 
 
 def _profile(name: str) -> GpuProfile | None:

@@ -112,7 +112,10 @@ class _PrefixKeys:
         for block in request.block_ids:
             if end >= prompt:
                 break
-            parent = self._prefix(parent, block)
+            found = self._prefixes.get((parent, block))
+            if found is None:
+                found = self._prefixes[parent, block] = self._new()
+            parent = found
             end = min(end + request.block_tokens, prompt)
             runs.append(TokenRun(parent, end))
         return tuple(runs)
@@ -123,12 +126,6 @@ class _PrefixKeys:
         if chat not in self._chats:
             self._chats[chat] = self._new()
         return self._chats[chat]
-
-    def _prefix(self, parent: int, block: int) -> int:
-        found = self._prefixes.get((parent, block))
-        if found is None:
-            found = self._prefixes[parent, block] = self._new()
-        return found
 
     def _new(self) -> int:
         self._next += 1

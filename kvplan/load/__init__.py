@@ -14,8 +14,8 @@ and the client is watched as closely as the server: a client that was the limit 
     processes/ sending from several processes at once
     run        one run: sent, watched, measured
     rows       a run as a row of a run directory
-    summary    summary.json and the keys of ``vllm bench serve``
-    detailed   bench.json, as ``vllm bench serve --save-detailed`` writes it
+    summary    summary.json and the keys of ``vllm bench serve``; bench.json, as ``vllm bench serve --save-detailed``
+               writes it
     tolerance  how many requests may fail, and why those that did have
     session    all runs of a load, or of a search, into a run directory
 """

@@ -77,7 +77,9 @@ class Sender:
 
     def run(self, start: float | None = None) -> Sent:
         """Send it all and wait for the answers. start: as of Dispatcher.run."""
-        _settle_heap()
+        # What exists by now is left out of later collections, each of which would stop the event loop.
+        gc.collect()
+        gc.freeze()
         try:
             return run_on_loop(self._run(start))
         finally:
@@ -108,12 +110,9 @@ class Sender:
 
     async def _send(self, spec: RequestSpec, record: RequestRecord) -> None:
         sending = self._sending
-        prompt = self._prompt(spec) if sending.tokens is None else sending.tokens.prompt(spec)
+        prompt = self._book.prompt_of(spec) if sending.tokens is None else sending.tokens.prompt(spec)
         seed = sending.plan.workload.seed + spec.index
         await self._client.send(record, sending.target.form.request(prompt, spec.num_output_tokens, seed))
-
-    def _prompt(self, spec: RequestSpec) -> str:
-        return self._book.prompt_of(spec)
 
     def _interrupt(self) -> None:
         self._interrupted = True
@@ -125,12 +124,6 @@ class Sender:
             await asyncio.sleep(_PROGRESS_SECONDS)
             seconds = time.perf_counter() - dispatcher.started
             self._on_sent(SentSoFar(seconds, len(dispatcher.records), dispatcher.num_ended, dispatcher.num_tokens))
-
-
-def _settle_heap() -> None:
-    """What exists by now is left out of later collections, each of which would stop the event loop."""
-    gc.collect()
-    gc.freeze()
 
 
 def run_on_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:

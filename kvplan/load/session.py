@@ -14,14 +14,13 @@ from typing import Any, Final, Protocol, cast
 from kvplan import __version__
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import RequestForm
-from kvplan.load.detailed import write_bench
 from kvplan.load.observed.monitor import engine_figures
 from kvplan.load.options import LoadOptions
 from kvplan.load.rows import LoadIdentity, LoadStep, record_of, row_before
 from kvplan.load.run import LoadRun, OnProgress, run_load
 from kvplan.load.self_test import Ceiling
 from kvplan.load.sending import run_on_loop
-from kvplan.load.summary import load_summary
+from kvplan.load.summary import load_summary, write_bench
 from kvplan.load.target import PROBE_SECONDS, Target, find_model, probe_target
 from kvplan.load.traffic.plan import TrafficPlan
 from kvplan.machine.host import checkout_commit

@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from kvplan.errors import KvplanError
 from kvplan.load.client.body import PATHS, RequestForm
 from kvplan.load.client.connection import Client
 from kvplan.load.client.record import RequestRecord, TokenSource
 from kvplan.load.traffic.prompts import PLAIN_SCALE, PromptBook, PromptScale
-from kvplan.metrics.http import PersistentConnection, Response, ServerAddress
+from kvplan.metrics.http import PersistentConnection, ServerAddress
 from kvplan.metrics.limits import limits_in
 from kvplan.metrics.reading import believable_names
 
@@ -47,7 +47,10 @@ def find_model(address: ServerAddress, api_key: str | None, wanted: str | None) 
         answer = connection.get("/v1/models")
     if answer.status in _REFUSED:
         raise refused_key(address)
-    listed = _listed_models(answer)
+    document = answer.json() if answer.status == _OK else None
+    data = document.get("data") if isinstance(document, dict) else None
+    listed = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+    listed = [entry for entry in listed if believable_names([entry.get("id")])]
     if not listed:
         if wanted is not None:
             return wanted, None
@@ -60,13 +63,6 @@ def find_model(address: ServerAddress, api_key: str | None, wanted: str | None) 
         names = ", ".join(entry["id"] for entry in listed[:5])
         raise KvplanError(f"The server at {address.url} has no model '{wanted}'.", hint=f"it serves {names}")
     return model["id"], limits_in({"max_model_len": model.get("max_model_len")}).max_model_len
-
-
-def _listed_models(answer: Response) -> list[dict[str, Any]]:
-    document = answer.json() if answer.status == _OK else None
-    data = document.get("data") if isinstance(document, dict) else None
-    listed = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
-    return [entry for entry in listed if believable_names([entry.get("id")])]
 
 
 def refused_key(address: ServerAddress) -> KvplanError:

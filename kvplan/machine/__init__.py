@@ -1,12 +1,9 @@
 """The machine that measurements run on, known without torch. Used by sweeps, bench, calibration and the manifest.
 
-device          the CPU or GPU that ``--device`` stands for, and its memory
-visible_gpu     the GPU that a process computes on, as the driver lists it
-opened_device   the same as a worker says that opened it
-host            processor name, bfloat16 units, cores, free memory; the commit of the checkout that kvplan runs from
-control_groups  what limits of containers leave of memory
+device          the CPU or GPU that ``--device`` stands for, and its memory; the same as a worker says that opened it
+visible_gpu     the GPU that a process computes on, as the driver lists it; the GPU's clock while it works
+host            processor name, bfloat16 units, cores, free memory; the commit of the checkout that kvplan runs from;
+                what limits of containers leave of memory; whether the kernel killed a process for memory; CPU time that
+                other processes use meanwhile
 warm_memory     memory written before another process needs it
-memory_killer   whether the kernel killed a process for memory
-cpu_meter       CPU time that other processes use meanwhile
-gpu_clock       the GPU's clock while it works
 """

@@ -1,15 +1,21 @@
-"""The device that measurements run on, found without torch."""
+"""The device that measurements run on, found without torch.
+
+The device that a worker opened, as it says itself: what the driver lists is not always what torch can use.
+
+Where the driver lists a GPU, a worker is asked before anything is planned. It knows which of several GPUs CUDA takes
+first, what a slice of one has, and what its context and other processes leave.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Final
 
 from kvplan.errors import KvplanError
 from kvplan.machine.host import available_memory_bytes, cpu_name, total_memory_bytes, usable_cores
-from kvplan.machine.opened_device import AskDevice, NoGpu, OpenedGpu
 from kvplan.machine.visible_gpu import first_visible_gpu, has_driver, hides_every_gpu
 from kvplan.units import GIB, format_bytes, plural
 
@@ -168,3 +174,43 @@ def _torch_is_cpu_build() -> bool:
         return metadata.version("torch").endswith("+cpu")
     except metadata.PackageNotFoundError:
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedGpu:
+    """overhead_bytes: what the engine reserves for what is not a tensor, as measured when the GPU was opened.
+
+    uuid: as CUDA has it, without the driver's prefix; empty where it is not told. compute_capability: None as well.
+    """
+
+    name: str
+    memory_bytes: int
+    overhead_bytes: int
+    uuid: str = ""
+    compute_capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NoGpu:
+    """Why no GPU can be used, a sentence without a full stop. hint: what would help. is_present: one is there."""
+
+    sentence: str
+    hint: str | None = None
+    is_present: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What an engine that has loaded its weights keeps free of the GPU it opened, as it says before it makes a pool.
+
+    total_bytes: of the GPU. overhead_bytes: kept for what is no tensor; graph_bytes: for captured steps. Of several
+    ranks: of the smallest GPU, and the most that one of them needs.
+    """
+
+    total_bytes: int
+    overhead_bytes: int
+    graph_bytes: int
+
+
+AskDevice = Callable[[], OpenedGpu | NoGpu]
+"""Asks a worker for the GPU that it opens. KvplanError if the worker dies of it."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from kvplan.machine.control_groups import rooms
-
+_COUNTERS: Final = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
+_ROOT: Final = Path("/sys/fs/cgroup")
+_OWN: Final = Path("/proc/self/cgroup")
 _MEMORY: Final = Path("/proc/meminfo")
 
 
@@ -92,3 +95,131 @@ def checkout_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None
+
+
+class MemoryLeft(NamedTuple):
+    """What a group's limit leaves, in bytes. cached: of files, which the system gives up when memory is needed."""
+
+    unused: int
+    cached: int
+
+
+def rooms() -> list[MemoryLeft]:
+    """Return what is left of each group with a limit, from this process's own to the root."""
+    found = []
+    for group, (limit_file, used_file, cached_field) in _groups():
+        limit, used = _count(group / limit_file), _count(group / used_file)
+        if limit is not None and used is not None:
+            found.append(MemoryLeft(max(0, limit - used), _field(group / "memory.stat", cached_field)))
+    return found
+
+
+def _groups() -> list[tuple[Path, tuple[str, str, str]]]:
+    """With the names of their files, and of the field for cached memory."""
+    try:
+        lines = [line.split(":", 2) for line in _OWN.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return []
+    found = []
+    for _, controllers, path in lines:
+        if not controllers:
+            root, names = _ROOT, ("memory.max", "memory.current", "inactive_file")
+        elif controllers == "memory":
+            root = _ROOT / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        own = root / path.lstrip("/")
+        found += [(group, names) for group in (own, *own.parents[: len(own.relative_to(root).parts)])]
+    return found
+
+
+def _count(path: Path) -> int | None:
+    """None where the file is not there, or says that there is no limit."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _field(path: Path, name: str) -> int:
+    """0 where it is not there."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
+
+
+class KillCounter:
+    """Counts from its making on, on this machine and in this control group (proc(5), cgroup-v2's memory.events)."""
+
+    def __init__(self) -> None:
+        self._before = _kills()
+
+    def has_killed(self) -> bool:
+        return _kills() > self._before
+
+
+def _kills() -> int:
+    return max((_counted(path) for path in _COUNTERS), default=0)
+
+
+def _counted(path: Path) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+class CpuMeter:
+    """CPU time of other processes since this object was made. measured: that of processes that are no others either."""
+
+    def __init__(self, measured: Callable[[], float] = lambda: 0.0) -> None:
+        self._measured = measured
+        self._busy = _busy_seconds()
+        self._own = _own_seconds() + measured()
+        self._started = time.perf_counter()
+
+    def other_cpu_pct(self) -> float | None:
+        """Percent of the time of the cores that this process may use; None if the system does not tell."""
+        busy, elapsed = _busy_seconds(), time.perf_counter() - self._started
+        if busy is None or self._busy is None or elapsed <= 0:
+            return None
+        others = busy - self._busy - (_own_seconds() + self._measured() - self._own)
+        return max(0.0, 100 * others / (elapsed * usable_cores()))
+
+
+def _own_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def _busy_seconds() -> float | None:
+    """Time that the cores of this process have worked (user, nice, system, interrupts), from /proc/stat."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = sum(_busy_ticks(fields[1:]) for fields in map(str.split, lines) if fields and fields[0] in own)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _busy_ticks(fields: list[str]) -> int:
+    user, nice, system, _idle, _waiting, interrupts, soft_interrupts = (int(value) for value in fields[:7])
+    return user + nice + system + interrupts + soft_interrupts
+
+
+def cpu_seconds_of(pids: Iterable[int]) -> float:
+    """CPU time of processes and of those that they have outlived, in seconds (proc(5)); 0 for those that are gone."""
+    return sum(map(_cpu_seconds, pids))
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

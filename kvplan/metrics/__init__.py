@@ -8,10 +8,10 @@ between them. What a server does not tell is None, never 0.
     reading      ServerReading: occupancy, queue, counters and latencies of a server at one moment
     names        what each engine calls them
     page         a Prometheus page -> ServerReading
-    others       TensorRT-LLM's JSON page, and llama-server's slots beside its page -> ServerReading
     limits       the settings a running server tells of itself: seats, tokens per step, context
     window       what happened between two readings
     http         one kept connection, and the mistakes of an address in one sentence; what such a connection takes at
                  most of an answer: bytes and seconds
-    source       a server's URL -> readings
+    source       a server's URL -> readings; TensorRT-LLM's JSON page, and llama-server's slots beside its page ->
+                 ServerReading
 """

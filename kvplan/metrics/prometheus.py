@@ -45,7 +45,10 @@ def parse_samples(text: str, wanted: Container[str] | None = None) -> Samples:
     for line in text.split("\n"):
         if not line or line[0] == "#":
             continue
-        name = _name_of(line)
+        brace = line.find("{")
+        space = line.find(" ")
+        ends = [end for end in (brace, space) if end >= 0]
+        name = line[: min(ends)] if ends else line
         if wanted is not None and name not in wanted:
             continue
         sample = _sample(line[len(name) :].lstrip())
@@ -56,13 +59,6 @@ def parse_samples(text: str, wanted: Container[str] | None = None) -> Samples:
         if len(series) > _MOST_SERIES:
             raise KvplanError(f"A page of metrics has more than {_MOST_SERIES:,} series of one name.")
     return found
-
-
-def _name_of(line: str) -> str:
-    brace = line.find("{")
-    space = line.find(" ")
-    ends = [end for end in (brace, space) if end >= 0]
-    return line[: min(ends)] if ends else line
 
 
 def _sample(rest: str) -> Sample | None:

@@ -107,7 +107,10 @@ class _CommandReading:
             return
         written, equals, value = word.partition("=")
         if re.fullmatch(r"-O\S*", word):
-            self._take_level(word, words)
+            # ``-O3``, ``-O 3`` and ``-O.mode=3`` say how much is compiled.
+            if word == "-O" and words and not _is_option(words[0]):
+                words.pop(0)
+            self.unmodelled.append(word.partition("=")[0].partition(".")[0])
             return
         name, dot, key = self._long_name(written).partition(".")
         kind = vllm_options().kinds.get(name)
@@ -147,12 +150,6 @@ class _CommandReading:
                 f"The pasted command names two models, {self.model} and {word}.", hint="put values of options in quotes"
             )
         self.model, self.is_positional = word, True
-
-    def _take_level(self, word: str, words: list[str]) -> None:
-        """``-O3``, ``-O 3`` and ``-O.mode=3`` say how much is compiled."""
-        if word == "-O" and words and not _is_option(words[0]):
-            words.pop(0)
-        self.unmodelled.append(word.partition("=")[0].partition(".")[0])
 
     def _take_flag(self, name: str, written: str, *, is_on: bool) -> None:
         if name in _UNREAD:

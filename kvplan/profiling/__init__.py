@@ -8,9 +8,8 @@ serve the requests and writes what it recorded. The parent process never imports
     worker/     the process that holds the engine and notes every step
     steps       what was recorded: steps as columns, requests, the memory's parts
     shares      where the time went: phases of a step, operations of the model's layers
-    trace       the recording as a Chrome trace, which Perfetto opens
+    trace       the recording as a Chrome trace, which Perfetto opens; profile.json
     timeline    the recording as a picture
-    document    profile.json
     page        report.html
     session     run a plan and write its directory
 """

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kvplan.errors import UsageError
-from kvplan.machine.device import detect_device
-from kvplan.machine.opened_device import AskDevice
+from kvplan.machine.device import AskDevice, detect_device
 from kvplan.runs.trials import Trial
 from kvplan.sweeps.axes import AXES, AxisValue
 from kvplan.sweeps.design import base_settings, telling_memory

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Final, cast
 
 from kvplan.errors import KvplanError
-from kvplan.machine.opened_device import Reserve
-from kvplan.profiling.document import profile_document
+from kvplan.machine.device import Reserve
 from kvplan.profiling.page import profile_page
 from kvplan.profiling.plan import ProfilePlan
 from kvplan.profiling.protocol import Message, ProfileOrder, ProfileResult
 from kvplan.profiling.steps import StepRecording
 from kvplan.profiling.timeline import draw_timeline
-from kvplan.profiling.trace import trace_document
+from kvplan.profiling.trace import profile_document, trace_document
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import WORKER_LOG
 from kvplan.runs.statuses import STATUS_MEANING
@@ -125,7 +124,8 @@ def describe(plan: ProfilePlan) -> str:
 def _ask_worker(
     order: ProfileOrder, plan: ProfilePlan, directory: Path, on_event: OnEvent, command: Sequence[str]
 ) -> tuple[Hello, ProfileResult, Reserve | None]:
-    limits, reserve = _limits(plan), None
+    times = TrialTimes(UnderLoad(plan.workload, plan.predictor), TimeLimits(), plan.options.trial_timeout)
+    limits, reserve = times.limits_for(plan.prepared), None
     process = WorkerProcess(command, directory / WORKER_LOG)
     try:
         late = f"The worker did not start within {limits.starting:.0f} s."
@@ -146,11 +146,6 @@ def _ask_worker(
         raise KvplanError(str(end), hint=f"{directory / WORKER_LOG} has what it wrote last") from None
     finally:
         process.kill()
-
-
-def _limits(plan: ProfilePlan) -> TimeLimits:
-    times = TrialTimes(UnderLoad(plan.workload, plan.predictor), TimeLimits(), plan.options.trial_timeout)
-    return times.limits_for(plan.prepared)
 
 
 def _late(deadline: StageDeadline) -> str:

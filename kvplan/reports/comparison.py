@@ -99,6 +99,8 @@ def compare_runs(first: Run, second: Run) -> Comparison:
     for name in COMPARED_COLUMNS:
         # A ratio to zero says nothing.
         matches[f"{name}_ratio"] = matches[f"{name}_second"] / matches[f"{name}_first"].where(lambda value: value != 0)
+    names = [*CIRCUMSTANCES, *(name for name in MATCHED_SETTINGS if _is_the_change(first, second, name))]
+    both = [(name, values_of(first, name), values_of(second, name)) for name in names]
     return Comparison(
         names=_names(first, second),
         runs=(first, second),
@@ -106,7 +108,7 @@ def compare_runs(first: Run, second: Run) -> Comparison:
             name for name in keys if not matches[name].isin(["", "inf"]).all() and matches[name].notna().any()
         ),
         matches=_with_whole_numbers(matches, keys),
-        differences=_differences(first, second),
+        differences=tuple(Difference(name, one or "–", other or "–") for name, one, other in both if one != other),
         num_alone=(len(one) - len(matches), len(other) - len(matches)),
     )
 
@@ -143,12 +145,6 @@ def _names(first: Run, second: Run) -> tuple[str, str]:
     if one.name != other.name:
         return one.name, other.name
     return f"{one.parent.name}/{one.name}", f"{other.parent.name}/{other.name}"
-
-
-def _differences(first: Run, second: Run) -> tuple[Difference, ...]:
-    names = [*CIRCUMSTANCES, *(name for name in MATCHED_SETTINGS if _is_the_change(first, second, name))]
-    both = [(name, values_of(first, name), values_of(second, name)) for name in names]
-    return tuple(Difference(name, one or "–", other or "–") for name, one, other in both if one != other)
 
 
 def values_of(run: Run, column: str) -> str:

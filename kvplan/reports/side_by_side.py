@@ -114,11 +114,13 @@ def set_side_by_side(runs: Sequence[Run], prices: Mapping[str, float] = MappingP
         )
     alone = statuses[~is_shared].notna().sum()
     labels = _labels(runs, by_device=has_devices)
+    names = [name for name in (*CIRCUMSTANCES, *_KEYS) if name not in keys]
+    found = [Circumstance(name, tuple(values_of(run, name) or "–" for run in runs)) for name in names]
     return SideBySide(
         sides=tuple(Side(label, run) for label, run in zip(labels, runs, strict=True)),
         settings=tuple(keys),
         table=whole[is_shared].sort_values(keys).reset_index(drop=True) if keys else whole,
-        circumstances=_circumstances(runs, keys),
+        circumstances=tuple(each for each in found if len(set(each.values)) > 1),
         num_alone=tuple(int(count) for count in alone),
         devices=fleet_of(runs, labels, prices) if has_devices else (),
     )
@@ -157,12 +159,6 @@ def _labels(runs: Sequence[Run], *, by_device: bool) -> tuple[str, ...]:
 def engine_of(run: Run) -> str:
     """The engine that served a run: kvplan's own where its rows do not say."""
     return run.first("engine") or "kvplan"
-
-
-def _circumstances(runs: Sequence[Run], keys: Sequence[str]) -> tuple[Circumstance, ...]:
-    names = [name for name in (*CIRCUMSTANCES, *_KEYS) if name not in keys]
-    found = [Circumstance(name, tuple(values_of(run, name) or "–" for run in runs)) for name in names]
-    return tuple(each for each in found if len(set(each.values)) > 1)
 
 
 def side_sentences(compared: SideBySide) -> list[str]:

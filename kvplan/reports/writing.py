@@ -12,9 +12,8 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.reports.comparison import Comparison, compare_runs, comparison_document, difference_sentences, verdicts
 from kvplan.reports.findings import kernels_sentence
 from kvplan.reports.fleet import by_device, is_fleet
-from kvplan.reports.html.comparison_page import comparison_page
 from kvplan.reports.html.page import report_page
-from kvplan.reports.html.side_by_side_page import side_by_side_page
+from kvplan.reports.html.side_by_side_page import comparison_page, side_by_side_page
 from kvplan.reports.pictures import Picture, draw_comparison, draw_fleet, draw_pictures, draw_side_by_side
 from kvplan.reports.plots.side_by_side import MOST_RUNS
 from kvplan.reports.side_by_side import SideBySide, engine_of, set_side_by_side, side_by_side_document, side_sentences

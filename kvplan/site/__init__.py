@@ -2,7 +2,7 @@
 
 The page itself lies in the folder ``page``: HTML, CSS and ES modules as they are served. It has no formula.
 
-pyodide     Pyodide's files: from a folder, or the npm registry's archive of one version, kept in the cache
-writing     the whole site in a folder
+writing     the whole site in a folder; Pyodide's files: from a folder, or the npm registry's archive of one version,
+            kept in the cache
 serving     a folder on loopback
 """

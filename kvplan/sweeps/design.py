@@ -239,7 +239,9 @@ def memory_utilizations(predictor: Predictor, base: TrialSettings, contexts: Seq
     pools = [*between, 1.1 * longest, max(1.3 * longest, 0.7 * _demand_bytes(predictor, plenty, base))]
     budgets = [0.6 * plenty.weight_bytes, (plenty.weight_bytes + fixed_bytes) / 2]
     budgets += [fixed_bytes + pool for pool in pools]
-    digits = _digits(budgets, predictor.device.memory_bytes)
+    # Decimals at which rounding moves no budget by more than a sixteenth of the smallest gap between two budgets.
+    gap = min(larger - smaller for smaller, larger in itertools.pairwise(sorted(set(budgets))))
+    digits = max(2, math.ceil(-math.log10(gap / 8 / predictor.device.memory_bytes)))
     utilizations = {round(budget / predictor.device.memory_bytes, digits) for budget in budgets}
     return tuple(sorted(value for value in utilizations | {_UTILIZATION} if 0 < value <= _UTILIZATION))
 
@@ -304,9 +306,3 @@ def _demand_bytes(predictor: Predictor, memory: EnginePrediction, base: TrialSet
     )
     together = totals[: min(base.max_num_seqs, predictor.max_concurrency or len(totals))]
     return sum(_sequence_bytes(memory, total) for total in together)
-
-
-def _digits(budgets: Sequence[float], device_bytes: int) -> int:
-    """Decimals at which rounding moves no budget by more than a sixteenth of the smallest gap between two budgets."""
-    gap = min(larger - smaller for smaller, larger in itertools.pairwise(sorted(set(budgets))))
-    return max(2, math.ceil(-math.log10(gap / 8 / device_bytes)))

@@ -13,8 +13,7 @@ from typing import Final
 
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.spec import ModelSpec
-from kvplan.machine.device import Device, cpu_with_memory, detect_device
-from kvplan.machine.opened_device import AskDevice
+from kvplan.machine.device import AskDevice, Device, cpu_with_memory, detect_device
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import ShardEntry
 from kvplan.runs.setting_text import shown_settings, varied_settings
@@ -32,8 +31,7 @@ from kvplan.sweeps.feasibility import (
     refuse_oversized,
 )
 from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
-from kvplan.sweeps.forecast.slo_prediction import SloPrediction
-from kvplan.sweeps.forecast.under_load import UnderLoad
+from kvplan.sweeps.forecast.under_load import SloPrediction, UnderLoad
 from kvplan.sweeps.hosts import LowersOnTheRun, SweptEngine
 from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
 from kvplan.sweeps.schedules.lines import make_search

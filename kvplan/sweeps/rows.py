@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Final, cast
 
-from kvplan.machine.device import Device
-from kvplan.machine.opened_device import Reserve
+from kvplan.machine.device import Device, Reserve
 from kvplan.runs.answers.beside import ratios
 from kvplan.runs.columns import COLUMN_NAMES, Row
 from kvplan.runs.directory import TRIAL_SCHEMA, Series, TrialRecord

@@ -18,9 +18,8 @@ from typing import Final, Protocol
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.errors import KvplanError, UsageError
-from kvplan.machine.device import Device
+from kvplan.machine.device import Device, Reserve
 from kvplan.machine.host import checkout_commit
-from kvplan.machine.opened_device import Reserve
 from kvplan.runs.answers.summary import Summary, summarize
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import WORKER_LOG, read_manifest, refuse_misshapen

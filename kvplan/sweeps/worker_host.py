@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.machine.device import Device
-from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
-from kvplan.machine.memory_killer import KillCounter
-from kvplan.machine.opened_device import Reserve
+from kvplan.machine.device import Device, Reserve
+from kvplan.machine.host import KillCounter
+from kvplan.machine.visible_gpu import ClockReadings, GpuClockMeter
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import MODEL
 from kvplan.runs.storage.files import write_whole

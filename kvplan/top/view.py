@@ -146,7 +146,8 @@ def _queue_line(row: ServerRow, reading: ServerReading) -> Text:
         line.append(f"{_GAP}preemptions {reading.num_preemptions:,.0f}")
         if window is not None and window.num_preemptions:
             line.append(f" +{window.num_preemptions:,.0f}", style=_WARNING)
-    rate = _hit_rate(reading, window)
+    found = None if window is None else window.prefix_hit_rate
+    rate = reading.prefix_cache_hit_rate if found is None else found
     return line if rate is None else line.append(f"{_GAP}prefix hits {100 * rate:.0f} %")
 
 
@@ -161,11 +162,6 @@ def _engine_line(name: str, reading: ServerReading) -> Text:
     if reading.num_preemptions is not None:
         line.append(f"{_GAP}preemptions {reading.num_preemptions:,.0f}")
     return line
-
-
-def _hit_rate(reading: ServerReading, window: WindowFigures | None) -> float | None:
-    found = None if window is None else window.prefix_hit_rate
-    return reading.prefix_cache_hit_rate if found is None else found
 
 
 def _rate_lines(reading: ServerReading, window: WindowFigures | None) -> Iterator[Text]:

@@ -14,14 +14,12 @@ from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, captured
 from kvplan.errors import UsageError
 from kvplan.estimate.document import estimate_document
-from kvplan.estimate.known_names import known_names
+from kvplan.estimate.known_models import known_names
 from kvplan.settings import KNOBS
 from kvplan.web.changes import changed_deployments
 from kvplan.web.command_lines import kvplan_command, vllm_command
 from kvplan.web.estimate_view import estimate_view
-from kvplan.web.log_view import log_view
-from kvplan.web.plan_view import plan_view, share_of_passes
-from kvplan.web.rows_view import rows_view
+from kvplan.web.other_views import log_view, plan_view, rows_view, share_of_passes
 
 FILES: Final[dict[str, str]] = {}
 """Models that lie in files of this browser, by the names that people see: where the planner finds them."""

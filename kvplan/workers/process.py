@@ -135,13 +135,10 @@ class WorkerProcess:
         detail = f": {last_line}" if last_line else ""
         return WorkerDied(f"The worker {ending}{detail}".rstrip(".") + ".", -(code or 0) if killed else None)
 
-    def _logged(self) -> bytes:
-        """What it wrote to its log; to the nameless one if it ended before it turned to the path of ``log_to``."""
-        named = b"" if self._log_path is None else self._log_path.read_bytes()[self._log_start :]
-        return named or self._nameless
-
     def _last_log_line(self) -> str:
-        text = self._logged().decode("utf-8", errors="replace")
+        # What it wrote to its log; to the nameless one if it ended before it turned to the path of ``log_to``.
+        named = b"" if self._log_path is None else self._log_path.read_bytes()[self._log_start :]
+        text = (named or self._nameless).decode("utf-8", errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1][:300] if lines else ""
 

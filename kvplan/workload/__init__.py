@@ -1,7 +1,6 @@
 """The requests that trials serve: how many, how long, when they arrive. The same seed gives the same requests.
 
-requests   WorkloadSpec, and the requests made from it
-arrivals   times that are drawn
+requests   WorkloadSpec, and the requests made from it; times that are drawn
 lengths    distributions of prompt and output lengths
 files      a request file looked at, and its requests one after the other
 part       which part of a file is used: --from, --to, --sample, --speed

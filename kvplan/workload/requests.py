@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.units import plural
-from kvplan.workload.arrivals import drawn_arrivals
 from kvplan.workload.files import FileRequest, FileSurvey, read_requests, survey_file
 from kvplan.workload.lengths import Lengths
 from kvplan.workload.part import WHOLE_FILE, FilePart
@@ -293,3 +292,23 @@ def _block(seed: int, block: int, num_tokens: int, vocab_size: int) -> np.ndarra
 def adapter_of(index: int, num_adapters: int) -> int | None:
     """Which of ``num_adapters`` the request of this index uses: they take turns. None where there are none."""
     return index % num_adapters if num_adapters else None
+
+
+def drawn_arrivals(rate: float, burstiness: float, count: int, rng: np.random.Generator) -> list[float]:
+    """``count`` times, ascending: the first after a gap, the last of n at n / rate whatever the seed.
+
+    The scaling keeps the offered rate the same for every seed, as vLLM's benchmark does (get_request, 0.33).
+    burstiness: shape of the gaps' distribution; less is burstier, infinity is equal gaps. UsageError where it is so low
+    that all gaps are 0.
+    """
+    if math.isinf(burstiness):
+        return [place / rate for place in range(1, count + 1)]
+    times = rng.gamma(shape=burstiness, scale=1.0 / (rate * burstiness), size=count).cumsum()
+    last = float(times[-1]) if count else 1.0
+    stretch = count / rate / last if last > 0 else math.inf
+    if not math.isfinite(stretch):
+        raise UsageError(
+            f"A burstiness of {burstiness:g} is too low: all {count:,} requests would arrive at one moment.",
+            hint="use a larger one, such as 0.1",
+        )
+    return [float(seconds) for seconds in times * stretch]

@@ -14,7 +14,7 @@ from kvplan.estimate.adapters import engine_slot_bytes
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
-from kvplan.machine import control_groups, host
+from kvplan.machine import host
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
 from kvplan_engine import EngineConfig, EngineError
@@ -91,7 +91,7 @@ Write = Callable[[str, str], None]
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Writes a file of a machine of its own."""
-    for module, root in ((control_groups, "_ROOT"), (engine_groups, "_GROUPS")):
+    for module, root in ((host, "_ROOT"), (engine_groups, "_GROUPS")):
         monkeypatch.setattr(module, "_OWN", tmp_path / "own")
         monkeypatch.setattr(module, root, tmp_path / "groups")
 
@@ -104,7 +104,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def available() -> int:
     """In what both packages say."""
-    planner = min((room.unused + room.cached for room in control_groups.rooms()), default=-1)
+    planner = min((room.unused + room.cached for room in host.rooms()), default=-1)
     assert min(engine_groups.available_in_groups(), default=-1) == planner
     return planner
 

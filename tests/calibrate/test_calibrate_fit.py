@@ -14,9 +14,8 @@ import pytest
 from synthetic_sweep import TRUTH, WORKLOAD, tied, write_sweep
 
 from kvplan.calibrate.calibration import calibrate_directories, profile_document
-from kvplan.calibrate.coefficients import readable_coefficients
 from kvplan.calibrate.observations import observe
-from kvplan.calibrate.peaks import Peaks, shares_of_peaks
+from kvplan.calibrate.peaks import Peaks, readable_coefficients, shares_of_peaks
 from kvplan.calibrate.scoring import repetition_spread_pct, score_trials, split_by_settings, summarize_errors
 from kvplan.calibrate.trials import read_trial_sets
 from kvplan.catalog.devices.measured import COEFFICIENTS, HeldOutError

@@ -1,5 +1,5 @@
 """Metrics pages as engines write them. These were not recorded: names, labels and buckets are those of the sources that
-kvplan/metrics/names.py cites, the values are ours. What was recorded is in recorded/.
+profiles/metrics.json cites, the values are ours. What was recorded is in recorded/.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.registry import find_reader
 from kvplan.catalog.releases.vllm import latest_vllm, version_note, vllm_release
-from kvplan.catalog.vllm_models import has_class, service_note
+from kvplan.catalog.vllm_refusals import has_class, service_note
 from kvplan.catalog.vllm_registry import GENERATING, registered_models, registry_release
 from kvplan.cli import main
 from kvplan.commands.printing.known import print_registered

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.catalog.models import resolve_model
-from kvplan.engines.documented.package import package_version
+from kvplan.engines.documented.models import package_version
 from kvplan.engines.documented.sglang import Sglang
 from kvplan.engines.documented.trtllm import TrtLlm
 from kvplan.engines.interface import Ending, EngineAdapter, StartOrder

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from kvplan.engines.interface import Command
-from kvplan.engines.server import wait_until_ready
+from kvplan.engines.server import free_port, is_free, listens, wait_until_ready
 from kvplan.engines.serving.keeper import descendants
-from kvplan.engines.serving.ports import free_port, is_free, listens
 from kvplan.engines.serving.process import ServerProcess
 from kvplan.errors import KvplanError
 

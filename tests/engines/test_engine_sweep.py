@@ -17,8 +17,8 @@ from test_engine_processes import are_gone, keepers, wait_for
 from tiny_configs import llama_config
 
 from kvplan.engines.interface import StartedEngine
+from kvplan.engines.registry import AdaptedEngine
 from kvplan.engines.serving.keeper import descendants
-from kvplan.engines.swept import AdaptedEngine
 from kvplan.errors import UsageError
 from kvplan.metrics.reading import ServerReading
 from kvplan.sweeps.options import SweepOptions

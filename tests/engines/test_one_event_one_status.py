@@ -9,7 +9,7 @@ import pytest
 from kvplan.engines.documented.sglang import Sglang
 from kvplan.engines.documented.trtllm import TrtLlm
 from kvplan.engines.interface import Ending, Failure
-from kvplan.engines.llamacpp.failures import classify
+from kvplan.engines.llamacpp.log import classify
 from kvplan.engines.vllm.failures import read_failure
 from kvplan.runs.statuses import STATUS_MEANING
 from kvplan_engine.errors import ContextTooLong, OutOfDeviceMemory

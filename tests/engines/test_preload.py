@@ -19,10 +19,10 @@ from test_engine_processes import are_gone, command_of, keepers, wait_for
 from test_engine_sweep import CONFIG, sweep
 
 from kvplan.engines.interface import Command, Preload, StartOrder
+from kvplan.engines.registry import AdaptedEngine
 from kvplan.engines.serving.keeper import descendants
-from kvplan.engines.serving.preload.client import ForkServer
 from kvplan.engines.serving.process import ServerProcess, environment_with
-from kvplan.engines.swept import AdaptedEngine
+from kvplan.engines.starter import ForkServer
 
 HEAVY = """
 import os
@@ -132,7 +132,7 @@ def test_it_dies_with_the_process_that_had_it_forked(folder: Path) -> None:
 import sys, time
 from pathlib import Path
 from kvplan.engines.interface import Command, Preload
-from kvplan.engines.serving.preload.client import ForkServer
+from kvplan.engines.starter import ForkServer
 from kvplan.engines.serving.process import ServerProcess, environment_with
 folder = Path({str(folder)!r})
 preload = Preload(sys.executable, ("heavy",))

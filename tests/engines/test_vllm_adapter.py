@@ -15,8 +15,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.engines.interface import Ending, Installation, StartOrder, argument_pairs
 from kvplan.engines.steps import EngineStep, StepLog, steps_row
 from kvplan.engines.vllm import limits
-from kvplan.engines.vllm.adapter import VllmAdapter, installation_from, packages_of, read_start
-from kvplan.engines.vllm.command import SERVER, server_command
+from kvplan.engines.vllm.adapter import SERVER, VllmAdapter, installation_from, packages_of, read_start, server_command
 from kvplan.engines.vllm.failures import read_failure
 from kvplan.engines.vllm.model import VllmModel
 from kvplan.errors import KvplanError, UsageError

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.engines.vllm.adapter import MODULES
-from kvplan.engines.vllm.command import SERVER
+from kvplan.engines.vllm.adapter import MODULES, SERVER
 
 PYTHON = os.environ.get("KVPLAN_VLLM_PYTHON")
 pytestmark = pytest.mark.skipif(PYTHON is None, reason="KVPLAN_VLLM_PYTHON names no Python that has vLLM")

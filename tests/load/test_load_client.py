@@ -8,7 +8,7 @@ import pytest
 from fake_server import Counting, FakeServer, running
 from load_helpers import load
 
-from kvplan.load.client.events import EventSplitter, error_text
+from kvplan.load.client.exchange import EventSplitter, error_text
 from kvplan.load.options import LoadOptions
 from kvplan.load.run import run_load
 from kvplan.load.session import find_target

@@ -14,8 +14,8 @@ from load_helpers import load, record
 
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.load.detailed import bench_lists
 from kvplan.load.observed.figures import MeasuredRun, client_figures, request_lines
+from kvplan.load.summary import bench_lists
 from kvplan.runs.answers.drift import drift_sentences
 from kvplan.runs.directory import read_trials
 from kvplan.runs.request_lines import RequestLine

@@ -16,11 +16,10 @@ from metric_pages import TRTLLM_ITERATIONS, vllm_page
 from kvplan.errors import KvplanError, UsageError
 from kvplan.metrics.http import PersistentConnection, ServerAddress
 from kvplan.metrics.limits import limits_in
-from kvplan.metrics.others import read_iterations, with_slots
 from kvplan.metrics.page import read_page
 from kvplan.metrics.prometheus import parse_samples
 from kvplan.metrics.reading import ServerReading
-from kvplan.metrics.source import MetricsSource
+from kvplan.metrics.source import MetricsSource, read_iterations, with_slots
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

@@ -19,10 +19,10 @@ from metric_pages import (
 )
 
 from kvplan.metrics.histograms import Histogram
-from kvplan.metrics.others import read_iterations, with_slots
 from kvplan.metrics.page import read_page
 from kvplan.metrics.prometheus import parse_samples
 from kvplan.metrics.reading import ServerReading
+from kvplan.metrics.source import read_iterations, with_slots
 from kvplan.metrics.window import difference
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -508,7 +508,7 @@ def test_plays_on_several_cores_are_those_on_one(answer: FleetAnswer, monkeypatc
     plans = [replace(best.plan, replicas=count) for count in (1, 2, 3)]
     found = []
     for cores in (1, 3):
-        monkeypatch.setattr("kvplan.planner.fleets.cores.num_cores", lambda cores=cores: cores)
+        monkeypatch.setattr("kvplan.planner.fleets.playing.num_cores", lambda cores=cores: cores)
         player = Player(answer.demand, goal, 1.0)
         player.prepare(plans, whole_play=True)
         assert player.num_played == 3

@@ -18,8 +18,7 @@ from kvplan.estimate.speed.queueing.sharing import PromptSharing
 from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.vllm.prefix_hits import PrefixHits, prefix_hits
-from kvplan.planner.answer.drafting import drafting_sentence
-from kvplan.planner.answer.sharing import hits_document, hits_sentence
+from kvplan.planner.answer.notes import drafting_sentence, hits_document, hits_sentence
 from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.choices.evaluation import PlayedReplica
 from kvplan.planner.launch.engines import launch_commands, vllm_command

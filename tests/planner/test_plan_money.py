@@ -10,9 +10,8 @@ from kvplan.catalog.models import resolve_model
 from kvplan.errors import KvplanError, UsageError
 from kvplan.planner.answer.document import plan_document, plan_row
 from kvplan.planner.answer.money import break_even, break_even_text
-from kvplan.planner.question.api_price import ApiPrice, parse_api_price
 from kvplan.planner.question.asking import plan_request
-from kvplan.planner.question.prices import parse_prices, read_prices
+from kvplan.planner.question.prices import ApiPrice, parse_api_price, parse_prices, read_prices
 from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings
 

@@ -14,10 +14,9 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
-from kvplan.planner.answer.charts import Chart
+from kvplan.planner.answer.charts import Chart, Mark, scatter
+from kvplan.planner.answer.notes import explained_steps
 from kvplan.planner.answer.picture import plan_figure
-from kvplan.planner.answer.scatter import Mark, scatter
-from kvplan.planner.answer.steps import explained_steps
 from kvplan.planner.search.plan import PlanAnswer, PlanRequest, make_plan
 
 WORDS = ["plan", "qwen3-32b", "--users", "50", "--ctx-avg", "8k", "--gpu", "rtx-pro-6000", "h100", "b200"]

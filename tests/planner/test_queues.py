@@ -14,7 +14,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.commands.printing.queues import server_text
 from kvplan.estimate.speed.queueing.front_end import VLLM_FRONT_END
 from kvplan.estimate.speed.queues import queues_document
-from kvplan.planner.answer.steps import explained_steps
+from kvplan.planner.answer.notes import explained_steps
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import Slo
 from kvplan.planner.search.fixes import cheapest_fix

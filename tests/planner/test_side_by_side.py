@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.planner.fleets import cores
+from kvplan.planner.fleets import playing
 
 
 @pytest.fixture(autouse=True)
 def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "num_cores", lambda: 3)
+    monkeypatch.setattr(playing, "num_cores", lambda: 3)
 
 
 def test_answers_come_back_in_order_beside_threads_of_this_process() -> None:
@@ -23,7 +23,7 @@ def test_answers_come_back_in_order_beside_threads_of_this_process() -> None:
     for thread in threads:
         thread.start()
     try:
-        assert cores.side_by_side(200, lambda number: [number] * 500) == [[number] * 500 for number in range(200)]
+        assert playing.side_by_side(200, lambda number: [number] * 500) == [[number] * 500 for number in range(200)]
     finally:
         done.set()
         for thread in threads:
@@ -37,7 +37,7 @@ def test_what_a_play_raises_is_raised() -> None:
         return number
 
     with pytest.raises(ValueError, match="three"):
-        cores.side_by_side(5, play)
+        playing.side_by_side(5, play)
 
 
 def test_a_killed_process_costs_nothing() -> None:
@@ -48,7 +48,7 @@ def test_a_killed_process_costs_nothing() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return number
 
-    assert cores.side_by_side(4, play) == [0, 1, 2, 3]
+    assert playing.side_by_side(4, play) == [0, 1, 2, 3]
 
 
 def test_ctrl_c_leaves_no_process() -> None:
@@ -64,7 +64,7 @@ def test_ctrl_c_leaves_no_process() -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            cores.side_by_side(3, play)
+            playing.side_by_side(3, play)
     finally:
         signal.signal(signal.SIGINT, handler)
     assert not _children() - before

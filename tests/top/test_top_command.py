@@ -169,7 +169,7 @@ def test_gpus_are_shown_for_servers_of_this_machine(url: str, local: bool) -> No
 
 def test_watching_needs_no_heavy_package() -> None:
     code = (
-        "import sys, kvplan.commands.top, kvplan.top.session, kvplan.top.document; "
+        "import sys, kvplan.commands.top, kvplan.top.session, kvplan.top.snapshot; "
         "print(sorted({'torch', 'transformers', 'pandas', 'matplotlib', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -15,10 +15,9 @@ from data_rows import data_rows
 from tiny_configs import llama_config
 
 from kvplan.cli import main
-from kvplan.site.pyodide import VERSION, pyodide_folder
-from kvplan.site.writing import write_site
+from kvplan.site.writing import VERSION, pyodide_folder, write_site
 from kvplan.web.bridge import add_file, answer
-from kvplan.web.plan_view import share_of_passes
+from kvplan.web.other_views import share_of_passes
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = llama_config(

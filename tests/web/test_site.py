@@ -18,10 +18,9 @@ import pytest
 
 from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
-from kvplan.site import pyodide
-from kvplan.site.pyodide import FILES, pyodide_folder
+from kvplan.site import writing
 from kvplan.site.serving import site_server
-from kvplan.site.writing import PAGE, planner_archive, write_site
+from kvplan.site.writing import FILES, PAGE, planner_archive, pyodide_folder, write_site
 from kvplan.web.bridge import answer
 
 
@@ -96,7 +95,7 @@ def test_another_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KvplanError, match="is not Pyodide"):
         pyodide_folder(tmp_path / "other.tgz")
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setattr(pyodide, "SHA256", hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(writing, "SHA256", hashlib.sha256(content).hexdigest())
     kept = pyodide_folder(tmp_path / "other.tgz")
     assert {path.name for path in kept.iterdir()} == set(FILES)
     assert pyodide_folder() == kept, "kept, it is not fetched again"

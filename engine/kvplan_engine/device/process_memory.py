@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 # What limits on groups of processes leave of memory, as containers have them (cgroups(7), both versions).
 #
-# The planner reads the same for itself (kvplan/machine/control_groups.py): neither package imports the other.
+# The planner reads the same for itself (kvplan/machine/host.py): neither package imports the other.
 
 
 class _Files(NamedTuple):

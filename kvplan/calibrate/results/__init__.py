@@ -1,6 +1,5 @@
 """Speeds from results that users already have: other engines' loads and timed batches, whichever benchmark saved them.
 
-calibration.py    the whole of it: read, match, what is believed before, fit, score
 reading.py        files and folders, recognised by what is in them
 readers/          one file for each format
 outcome.py        what readers make: loads and timed batches
@@ -9,5 +8,5 @@ deployment.py     these as a deployment that can be simulated
 matching.py       results of one device and engine, or a refusal
 observing.py      results as observations: loads simulated, batches as they are; the steps of one rank
 learning.py       the fit to what is determined, and its errors
-profile.py        the measured profile
+calibration.py    the whole of it: read, match, what is believed before, fit, score; the measured profile
 """

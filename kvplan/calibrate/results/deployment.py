@@ -55,7 +55,8 @@ def deployed(served: ServedDeployment, source: str, requests: Sequence[RequestSp
     predicted for it, and on a CPU large enough.
     """
     spec = _model(served, source)
-    gpu = _gpu(served, source)
+    hint = "--gpu, such as --gpu h100-sxm, or --gpu cpu for this machine's processor"
+    gpu = find_gpu(demand(served.gpu, "what it was measured on", hint, source))
     engine = demand(served.engine, "which engine served it", "--engine, such as --engine vllm", source)
     if engine not in _ENGINES:
         raise UsageError(f"Unknown engine '{engine}' of {source}.", hint="one of " + ", ".join(_ENGINES))
@@ -82,11 +83,6 @@ def _model(served: ServedDeployment, source: str) -> ModelSpec:
         return resolve_model(name)
     except KvplanError as error:
         raise KvplanError(f"{source} is of a model '{name}', which is not known here.", hint="add --model") from error
-
-
-def _gpu(served: ServedDeployment, source: str) -> GpuProfile:
-    hint = "--gpu, such as --gpu h100-sxm, or --gpu cpu for this machine's processor"
-    return find_gpu(demand(served.gpu, "what it was measured on", hint, source))
 
 
 def _version(engine: str, version: str | None) -> str:

@@ -64,7 +64,8 @@ def learn(matched: Matched, expected: Speed) -> Learned:
     for _ in range(_ROUNDS):
         fit = Problem(observed, expected, identified.names).solve()
         observed = observe_all(matched, fit.speed)
-    settings = _settings(matched)
+    # Return the settings of each result; equal for runs of one load at one setting.
+    settings = [_setting(each) for each in matched.all]
     return Learned(
         speed=fit.speed,
         expected=expected,
@@ -121,11 +122,6 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
 
 
 # ---- leaving out
-
-
-def _settings(matched: Matched) -> list[Hashable]:
-    """Return the settings of each result; equal for runs of one load at one setting."""
-    return [_setting(each) for each in matched.all]
 
 
 def _setting(each: ServedResult | TimedBatch) -> Hashable:

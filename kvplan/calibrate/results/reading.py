@@ -12,10 +12,11 @@ from kvplan.calibrate.results.readers.aiperf import is_aiperf, read_aiperf
 from kvplan.calibrate.results.readers.fields import objects_of, read_json
 from kvplan.calibrate.results.readers.guidellm import is_guidellm, read_guidellm
 from kvplan.calibrate.results.readers.kvplan_sweep import is_kvplan_sweep, read_kvplan_sweep
-from kvplan.calibrate.results.readers.vllm_forward import is_vllm_forward, read_vllm_forward
-from kvplan.calibrate.results.readers.vllm_serve import (
+from kvplan.calibrate.results.readers.vllm_bench import (
+    is_vllm_forward,
     is_vllm_serve,
     is_vllm_sweep,
+    read_vllm_forward,
     read_vllm_serve,
     read_vllm_sweep,
     run_files,
@@ -48,7 +49,10 @@ def _read(path: Path) -> Results:
     if not path.exists():
         raise KvplanError(f"{path} does not exist.", hint=f"give {KNOWN}")
     if not path.is_dir():
-        return _read_file(path)
+        documents = objects_of(read_json(path))
+        if documents is None or not _is_known(documents):
+            raise KvplanError(f"{path} holds no result that is known.", hint=f"give {KNOWN}")
+        return _read_documents(documents, path)
     if is_kvplan_sweep(path):
         return read_kvplan_sweep(path)
     if is_vllm_sweep(path):
@@ -84,13 +88,6 @@ def _read_json_files(directory: Path) -> Results:
         else:
             found.add(_read_documents(documents, path))
     return found
-
-
-def _read_file(path: Path) -> Results:
-    documents = objects_of(read_json(path))
-    if documents is None or not _is_known(documents):
-        raise KvplanError(f"{path} holds no result that is known.", hint=f"give {KNOWN}")
-    return _read_documents(documents, path)
 
 
 def _is_known(documents: Sequence[Mapping[str, Any]]) -> bool:

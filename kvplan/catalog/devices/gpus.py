@@ -191,14 +191,10 @@ def _read(text: str) -> _Reading:
     counted = [_Reading(int(first.group(1)), first.group(2), True)] if first else []
     counted += [_Reading(int(last.group(2)), last.group(1), True)] if last else []
     readings = [_Reading(1, words), *counted]
-    known = next((each for each in readings if _is_known(each.name)), None)
+    known = next((each for each in readings if _is_gpu(each.name) or find_instance(each.name) is not None), None)
     if known is None and counted and unlisted_hint(words) is None:
         known = counted[0]
     return known or readings[0]
-
-
-def _is_known(name: str) -> bool:
-    return _is_gpu(name) or find_instance(name) is not None
 
 
 def _is_gpu(name: str) -> bool:

@@ -110,7 +110,9 @@ _MEASURED_FIRST: Final = "kvplan"
 def _preferred(found: list[MeasuredProfile], dtype: str | None) -> MeasuredProfile | None:
     """The first of the dtype asked for or of the nearest to it, else the first."""
     if dtype is not None:
-        for name in formats_like(dtype):
+        # The format and those whose speeds come nearest to it, nearest first; 16-bit floats stand for every other.
+        # ``fp8-block``: 8-bit floats with a scale for each block of a matrix.
+        for name in (dtype, *_FALLBACKS.get(dtype, ()), "bfloat16", "float16"):
             for each in found:
                 if each.dtype == name:
                     return each
@@ -122,14 +124,6 @@ _FALLBACKS: Final[Mapping[str, tuple[str, ...]]] = {
     "fp8": ("fp8-block",),
     "fp8-block": ("fp8",),
 }
-
-
-def formats_like(name: str) -> tuple[str, ...]:
-    """The format and those whose speeds come nearest to it, nearest first; 16-bit floats stand for every other.
-
-    ``fp8-block``: 8-bit floats with a scale for each block of a matrix.
-    """
-    return (name, *_FALLBACKS.get(name, ()), "bfloat16", "float16")
 
 
 def _is_same(one: str, other: str, kind: str) -> bool:
@@ -178,17 +172,13 @@ def _read_folders(folders: tuple[Path, ...]) -> MeasuredProfiles:
     profiles, notices = [], []
     for folder in folders:
         found = []
-        for path in _json_files(folder):
+        for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
             try:
                 found.append(read_measured(path))
             except (KvplanError, ValueError) as error:
                 notices.append(f"the measured profile {path.name} is left out: {error}")
         profiles += sorted(found, key=lambda profile: profile.created, reverse=True)
     return MeasuredProfiles(tuple(profiles), tuple(notices))
-
-
-def _json_files(folder: Path) -> Iterable[Path]:
-    return sorted(folder.glob("*.json")) if folder.is_dir() else ()
 
 
 def read_measured(path: Path) -> MeasuredProfile:

@@ -64,12 +64,9 @@ class ServerScale:
         """
         known = by.kernels**2 * self.kernels_variance + by.host**2 * self.host_variance
         known += 2 * by.kernels * by.host * self.covariance
-        spread = self._spread(figure)
+        spread = {"ttft": self.ttft, "tpot": self.tpot, "throughput": self.throughput}[figure]
         end = math.exp(_OF_AN_END * min(math.hypot(math.sqrt(max(known, 0.0)), spread.apart), spread.whole))
         return ErrorInterval(1 / end, end)
-
-    def _spread(self, figure: FigureName) -> Spread:
-        return {"ttft": self.ttft, "tpot": self.tpot, "throughput": self.throughput}[figure]
 
 
 Sizes = tuple[int, int, int]

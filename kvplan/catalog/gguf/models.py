@@ -180,7 +180,9 @@ def _shared(model: GgufModel) -> dict[str, Any]:
         config["n_shared_experts"] = config["num_shared_experts"] = count
     if config["head_dim"] is None:
         config["v_head_dim"] = None
-        config["head_dim"] = _even_head(model)
+        # The heads' share of the hidden size, which llama.cpp takes where no key says another.
+        heads = model.one("attention.head_count")
+        config["head_dim"] = model.keys.integer("embedding_length") // heads or None if heads else None
     config["rope_scaling"] = _rope_scaling(model)
     embedding = model.shapes.get("token_embd.weight")
     if embedding is not None:
@@ -189,12 +191,6 @@ def _shared(model: GgufModel) -> dict[str, Any]:
     config["attention_bias"] = model.has("attn_q.bias") or model.has("attn_qkv.bias")
     config["mlp_bias"] = model.has("ffn_up.bias")
     return config
-
-
-def _even_head(model: GgufModel) -> int | None:
-    """The heads' share of the hidden size, which llama.cpp takes where no key says another."""
-    heads = model.one("attention.head_count")
-    return model.keys.integer("embedding_length") // heads or None if heads else None
 
 
 def _rope_scaling(model: GgufModel) -> dict[str, Any] | None:

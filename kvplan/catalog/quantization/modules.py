@@ -151,7 +151,10 @@ class ModuleNaming:
         None for what no format packs: routers, norms, biases, convolutions.
         """
         if tensor.role in ("head", "embedding") and layer is None:
-            return _outside(tensor)
+            if tensor.role == "head":
+                return make_module("head", (*_HEADS, "language_model.lm_head"))
+            paths = ("model", "model.language_model", "language_model.model")
+            return make_module("embedding", (f"{path}.{tensor.name}" for path in paths))
         if tensor.role not in ("linear", "expert") or len(tensor.shape) < 2 or tensor.never_quantized:
             return None
         roots = self.family.roots
@@ -190,13 +193,6 @@ class ModuleNaming:
             *found,
             *(each.replace("shared_expert.", "shared_experts.") for each in found if "shared_expert." in each),
         )
-
-
-def _outside(tensor: Tensor) -> Module:
-    if tensor.role == "head":
-        return make_module("head", (*_HEADS, "language_model.lm_head"))
-    paths = ("model", "model.language_model", "language_model.model")
-    return make_module("embedding", (f"{path}.{tensor.name}" for path in paths))
 
 
 def _of_linear(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

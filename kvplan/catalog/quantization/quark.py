@@ -33,8 +33,9 @@ def read_quark(section: ConfigView, naming: ModuleNaming) -> QuantizationSpec | 
         section.assume("The config's layer_type_quant_config is left out: vLLM 0.33 matches none of its entries.")
     everything = section.section("global_quant_config")
     stored = None if everything is None else _stored(everything)
+    # A glob where there is an asterisk; else the module's name is a part of the entry.
     named = (
-        Rule(_stored(given), _pattern(pattern), kinds=MATRICES)
+        Rule(_stored(given), Names("glob" if "*" in pattern else "contains", (pattern,)), kinds=MATRICES)
         for pattern, given in entries(section, "layer_quant_config").items()
         if given is not None
     )
@@ -51,11 +52,6 @@ def _excluded(listed: tuple[str, ...]) -> tuple[Rule, ...]:
         Rule(None, Names("below", literal), kinds=("experts",)),
         Rule(None, Names("match", patterns, of_experts="group")),
     )
-
-
-def _pattern(pattern: str) -> Names:
-    """A glob where there is an asterisk; else the module's name is a part of the entry."""
-    return Names("glob" if "*" in pattern else "contains", (pattern,))
 
 
 def _stored(given: ConfigView) -> QuantizationSpec | None:

@@ -54,7 +54,9 @@ def _by_module(listed: Mapping[str, Any]) -> Iterable[Rule]:
 
 def _stored(given: Mapping[str, Any]) -> QuantizationSpec:
     """What a class stores. KvplanError for one that is not known."""
-    given = _inner(given)
+    # The class that packs, where another one has prepared the weights for it (AWQ, SmoothQuant).
+    base = mapping(given.get("_data")).get("base_config")
+    given = mapping(base) if isinstance(base, Mapping) else given
     name = str(given.get("_type"))
     known = _CLASSES.get(name)
     if known is None:
@@ -63,12 +65,6 @@ def _stored(given: Mapping[str, Any]) -> QuantizationSpec:
             hint="--assume quantization_config=null sizes the weights as if they were not quantized",
         )
     return known(mapping(given.get("_data")))
-
-
-def _inner(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The class that packs, where another one has prepared the weights for it (AWQ, SmoothQuant)."""
-    base = mapping(given.get("_data")).get("base_config")
-    return mapping(base) if isinstance(base, Mapping) else given
 
 
 def _size(values: Mapping[str, Any], default: int) -> int:

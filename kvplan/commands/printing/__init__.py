@@ -2,8 +2,7 @@
 
 render                           the formats that every command offers; how a table fits a terminal
 estimates, estimate_rows         an estimate, and several in one table
-ranges, speculation              an estimate's intervals; what a drafter takes and gains
-kv_layout, speeds, queues        its blocks; its speeds; percentiles of a load, and the terms of a step
+ranges, estimate_parts, queues   its intervals; its speeds, blocks and drafter; percentiles of a load, terms of a step
 explanations, known              what `explain`, `models` and `gpus` print
 plans, plan_sentences            what `plan` prints: the answer, beside one without a command's settings; its sentences
 plan_tables, plan_page           its tables; a page of sentences and tables

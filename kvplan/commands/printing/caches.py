@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kvplan.commands.printing.render import print_csv, print_json, print_markdown, print_sentence, print_table, say
 from kvplan.fleet.tiers.document import cache_document
 from kvplan.fleet.tiers.question import CacheAnswer, LayoutAnswer
@@ -41,7 +39,8 @@ def _print_layout(answer: CacheAnswer, layout: LayoutAnswer, *, as_markdown: boo
     over = f", over {replicas_text(answer)}" if answer.question.num_replicas > 1 else ""
     print_sentence(f"{answer.model} on {layout_name(layout)}{over}: {verdict_sentence(answer, layout)}", indent="")
     say()
-    head = _head(answer)
+    per = "s/h" if answer.seconds else "s"
+    head = ("tier", "hits %", "best %", f"saved {per}", f"load {per}", f"store {per}", "")
     rows = [_row(answer, layout, tier) for tier in (layout.in_pool, *layout.tiers)]
     if as_markdown:
         print_markdown(head, rows)
@@ -50,11 +49,6 @@ def _print_layout(answer: CacheAnswer, layout: LayoutAnswer, *, as_markdown: boo
     say()
     for sentence in further_sentences(answer, layout):
         print_sentence(sentence)
-
-
-def _head(answer: CacheAnswer) -> Sequence[str]:
-    per = "s/h" if answer.seconds else "s"
-    return ("tier", "hits %", "best %", f"saved {per}", f"load {per}", f"store {per}", "")
 
 
 def _row(answer: CacheAnswer, layout: LayoutAnswer, tier: TierWorth) -> tuple[str, ...]:

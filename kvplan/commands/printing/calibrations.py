@@ -54,7 +54,7 @@ def print_calibration(found: Calibration) -> None:
 
 
 def _print_coefficients(found: Calibration) -> None:
-    from kvplan.calibrate.coefficients import readable_coefficients
+    from kvplan.calibrate.peaks import readable_coefficients
 
     rows = [
         (each.label, each.value, each.unit, _share_text(each.share_of_peak))
@@ -117,7 +117,7 @@ def _counts(found: ResultCalibration) -> str:
 
 
 def _print_identified(found: ResultCalibration) -> None:
-    from kvplan.calibrate.coefficients import readable_coefficients
+    from kvplan.calibrate.peaks import readable_coefficients
 
     learned, identified = found.learned, found.learned.identified
     names = learned.speed.as_json()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvplan.commands.printing.estimate_parts import layout_lines, print_speculation, print_speeds
 from kvplan.commands.printing.estimate_rows import csv_rows, gpu_label, print_comparison
-from kvplan.commands.printing.kv_layout import layout_lines
 from kvplan.commands.printing.ranges import (
     RANGE_HEAD,
     RANGE_MEANING,
@@ -25,8 +25,6 @@ from kvplan.commands.printing.render import (
     print_table,
     say,
 )
-from kvplan.commands.printing.speculation import print_speculation
-from kvplan.commands.printing.speeds import print_speeds
 from kvplan.estimate.answer import EstimateAnswer
 from kvplan.estimate.document import deployment_figures, estimate_document
 from kvplan.estimate.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
@@ -118,7 +116,8 @@ def _print_text(answer: EstimateAnswer, *, explain: bool) -> None:
         say()
         _print_deployments(answer)
         if explain:
-            _print_budgets(answer)
+            for row in answer.deployments:
+                print_sentence(_budget(answer, row), further="    ")
             print_ranges(answer)
         else:
             for warning in range_warnings(answer):
@@ -254,11 +253,6 @@ def _print_deployments(answer: EstimateAnswer) -> None:
         text_columns=text_columns,
         parts=_PARTS,
     )
-
-
-def _print_budgets(answer: EstimateAnswer) -> None:
-    for row in answer.deployments:
-        print_sentence(_budget(answer, row), further="    ")
 
 
 def _budget(answer: EstimateAnswer, row: SizedDeployment) -> str:

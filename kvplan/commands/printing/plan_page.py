@@ -14,7 +14,7 @@ from kvplan.commands.printing.plan_sentences import (
 )
 from kvplan.commands.printing.plan_tables import DEPLOYMENT_HEAD, deployment_rows, full_name, shown
 from kvplan.errors import KvplanError
-from kvplan.planner.answer.charts import Chart
+from kvplan.planner.answer.charts import Chart, Mark, scatter
 from kvplan.planner.answer.memory_bars import memory_bars
 from kvplan.planner.answer.page import (
     TableRow,
@@ -27,7 +27,6 @@ from kvplan.planner.answer.page import (
     side_by_side_figures,
     table,
 )
-from kvplan.planner.answer.scatter import Mark, scatter
 from kvplan.planner.answer.tradeoff import tradeoff
 from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.engines import launch_commands

@@ -16,11 +16,9 @@ from kvplan.planner.answer.document import (
     offload_notes,
     scale_notes,
 )
-from kvplan.planner.answer.drafting import drafting_sentence
 from kvplan.planner.answer.money import break_even_text
+from kvplan.planner.answer.notes import drafting_sentence, graphs_sentence, hits_sentence, seats_sentence
 from kvplan.planner.answer.ranges import within
-from kvplan.planner.answer.seats import graphs_sentence, seats_sentence
-from kvplan.planner.answer.sharing import hits_sentence
 from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.search.plan import PlanAnswer
 from kvplan.units import plural

@@ -19,7 +19,7 @@ from kvplan.planner.answer.document import (
     plan_document,
     plan_row,
 )
-from kvplan.planner.answer.steps import explained_steps
+from kvplan.planner.answer.notes import explained_steps
 from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.manifests import MANIFESTS
@@ -45,7 +45,9 @@ def print_answer(
     elif output_format == "md" and found.deployments:
         _print_markdown(found)
     elif output_format == "html":
-        _print_page(found)
+        # One HTML page; nothing where nothing serves the load, which the error says.
+        if found.deployments:
+            say(plan_page(found), end="")
     elif output_format in MANIFESTS and found.deployments:
         say(MANIFESTS[output_format](found.deployments[0], found.spec.served_id), end="")
     else:
@@ -57,12 +59,6 @@ def print_answer(
         draw_plan(found, plot)
     if not found.deployments:
         raise nothing_serves(found, fix)
-
-
-def _print_page(found: PlanAnswer) -> None:
-    """One HTML page; nothing where nothing serves the load, which the error says."""
-    if found.deployments:
-        say(plan_page(found), end="")
 
 
 def _print_markdown(found: PlanAnswer) -> None:

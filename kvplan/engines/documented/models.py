@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.spec import ModelSpec
+from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.sglang import predict_sglang
 from kvplan.estimate.trtllm import predict_trtllm
@@ -17,6 +19,8 @@ from kvplan.sweeps.design import roomy_context
 from kvplan.sweeps.forecast.pool import PlainLayout, PlainPool
 from kvplan.workload.requests import RequestSpec
 
+_ANSWER_SECONDS: Final = 60.0
+_QUESTION: Final = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
 _SEATS: Final = 128
 _STEP_TOKENS: Final = 8192
 _UTILIZATIONS: Final = (0.6, 0.85)
@@ -93,3 +97,18 @@ def trtllm_pool(spec: ModelSpec, gpu: GpuProfile, settings: TrialSettings) -> Pl
         largest_context=tokens,
         layout=PlainLayout(float(found.bytes_per_token)),
     )
+
+
+def package_version(python: str, package: str) -> str:
+    """The version that ``python`` has of ``package``, without importing it. KvplanError where it has none."""
+    try:
+        answer = subprocess.run(
+            [python, "-c", _QUESTION, package], capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = getattr(error, "strerror", None) or "it does not answer"
+        raise KvplanError(f"'{python}' cannot be run ({reason}).", hint="--engine-python PATH/bin/python") from error
+    if answer.returncode:
+        hint = "--engine-python names the interpreter of the environment that has it"
+        raise KvplanError(f"{python} has no package {package}.", hint=hint)
+    return answer.stdout.strip()

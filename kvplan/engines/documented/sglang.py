@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.engines.documented.models import GpuModel, sglang_pool
-from kvplan.engines.documented.package import package_version
+from kvplan.engines.documented.models import GpuModel, package_version, sglang_pool
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder, option_words
 from kvplan.explaining.startup_log import StartupLog, parse_startup_log
 from kvplan.machine.device import Device

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.engines.documented.models import GpuModel, trtllm_pool
-from kvplan.engines.documented.package import package_version
+from kvplan.engines.documented.models import GpuModel, package_version, trtllm_pool
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
 from kvplan.estimate.trtllm import DEFAULT_BLOCK
 from kvplan.machine.device import Device

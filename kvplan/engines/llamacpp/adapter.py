@@ -12,8 +12,7 @@ from typing import Final
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder, option_words
-from kvplan.engines.llamacpp.failures import classify
-from kvplan.engines.llamacpp.log import read_start
+from kvplan.engines.llamacpp.log import classify, read_start
 from kvplan.engines.llamacpp.options import Options, server_options, settings_of, user_options
 from kvplan.errors import KvplanError
 from kvplan.estimate.llamacpp import DEFAULT_BATCH, DEFAULT_SLOTS, LlamaCppPrediction, predict_llamacpp
@@ -90,7 +89,7 @@ class LlamaCpp:
         )
 
     def failure(self, ending: Ending) -> Failure:
-        """See kvplan.engines.llamacpp.failures."""
+        """See kvplan.engines.llamacpp.log."""
         return classify(ending)
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:

@@ -61,7 +61,7 @@ def server_options(settings: TrialSettings, given: Mapping[str, str], spec: Mode
     """
     options: Options = {
         "parallel": str(settings.max_num_seqs),
-        "ctx-size": str(settings.max_num_seqs * _padded(settings.max_model_len)),
+        "ctx-size": str(settings.max_num_seqs * (-(-settings.max_model_len // PADDING) * PADDING)),
         "batch-size": str(settings.max_num_batched_tokens),
     }
     if settings.kv_cache_dtype != "auto":
@@ -119,7 +119,3 @@ def _number(options: Mapping[str, str], name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise UsageError(f"--engine-arg {name}={text} is no number.", hint=f"for example {name}=512") from None
-
-
-def _padded(tokens: int) -> int:
-    return -(-tokens // PADDING) * PADDING

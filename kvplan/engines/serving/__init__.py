@@ -2,6 +2,5 @@
 
 keeper   the process between a sweep and a server, which outlives neither
 process  the sweep's end of a keeper
-ports    a free port, and who listens on it
 preload  servers forked from a process that has imported their engine
 """

@@ -47,7 +47,8 @@ def main() -> int:
 def keep(order: dict[str, Any], start: Callable[[Any], Server | None]) -> int:
     """Start the server with the log's file, and stay until nothing of it is left. None: it cannot be started."""
     say({"keeper_pid": os.getpid()})
-    _adopt_orphans()
+    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     with open(order["log"], "ab") as log:
@@ -138,11 +139,6 @@ def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _adopt_orphans() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux alone has it
-        ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def say(message: dict[str, Any]) -> None:

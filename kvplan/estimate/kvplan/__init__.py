@@ -6,8 +6,8 @@ memory     ``predict``: buffers, budget, blocks, outcome; what CUDA kernels need
 held_weights  weights that the engine holds in few bits
 scratch    what one part of a layer writes for each token
 layout     blocks in which layers of all kinds lie; ``parts``: what each layer has to lay down
-ranks      what each rank has of a model that several share; what they cannot share
-kept_parts  what a rank keeps of a model that the engine only counts blocks for
+ranks      what each rank has of a model that several share; what they cannot share; what a rank keeps of a model that
+           the engine only counts blocks for
+graphs     how many launches each captured step holds, and what all of them take
 settings   the engine's defaults and device (``KvplanSettings``, ``EngineDevice``)
-graphs     what CUDA graphs of steps take; ``launches``: how many launches each holds
 """

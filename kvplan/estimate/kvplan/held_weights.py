@@ -105,7 +105,13 @@ def held_weight_bytes(
     if spec.quantization is None:
         return _dense(spec, dtype)
     if spec.quantization.method == "gguf" and spec.checkpoint is not None:
-        return _of_gguf(spec.checkpoint, dtype, on_gpu=on_gpu)
+        # Count the bytes by the types in the file; what is not held in few bits is widened.
+        wide = sum(tensor.num_elements for tensor in spec.checkpoint.tensors) * element_bytes(dtype)
+        return wide + sum(
+            (held.on_gpu if on_gpu else held).num_bytes(tensor.num_elements)
+            - tensor.num_elements * element_bytes(dtype)
+            for tensor, held in _held_in_file(spec.checkpoint)
+        )
     return _by_tensor(spec, _as_held(spec, spec.quantization), dtype)
 
 
@@ -170,15 +176,6 @@ def most_held(spec: ModelSpec, quantization: str) -> HeldFormat | None:
 
 def _dense(spec: ModelSpec, dtype: str) -> int:
     return spec.num_parameters * element_bytes(dtype)
-
-
-def _of_gguf(checkpoint: StoredCheckpoint, dtype: str, *, on_gpu: bool) -> int:
-    """Count the bytes by the types in the file; what is not held in few bits is widened."""
-    wide = sum(tensor.num_elements for tensor in checkpoint.tensors) * element_bytes(dtype)
-    return wide + sum(
-        (held.on_gpu if on_gpu else held).num_bytes(tensor.num_elements) - tensor.num_elements * element_bytes(dtype)
-        for tensor, held in _held_in_file(checkpoint)
-    )
 
 
 def _held_in_file(checkpoint: StoredCheckpoint) -> Iterator[tuple[StoredTensor, HeldFormat]]:

@@ -17,9 +17,8 @@ from kvplan.estimate.adapters import engine_slot_bytes
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kv_groups import STATE
-from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory
+from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory, launches_each_expert
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes, holds_few_bits
-from kvplan.estimate.kvplan.launches import launches_each_expert
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.ranks import stage_specs
 from kvplan.estimate.kvplan.scratch import chosen_tokens, layer_input_elements, scratch_elements

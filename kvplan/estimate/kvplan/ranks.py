@@ -1,6 +1,11 @@
 """What one rank of kvplan's engine has of a model that several share: every layer in parts, as Tensor.split says.
 
 The engine declares its splits on its own (``kvplan_engine/description/division.py``); tests/agreement compares the two.
+
+What one rank keeps of every sequence, of models that kvplan's engine counts blocks for and computes no part of.
+
+``ranks`` says what a rank computes, and refuses what it cannot. To count blocks it is enough to know what is kept; the
+engine divides on its own (``kvplan_engine/description/counted_part.py``), and tests/agreement compares the two.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from kvplan.catalog.spec import (
     FeedForward,
     LatentAttention,
     LayerSpec,
+    Mixer,
     ModelSpec,
     MoeFeedForward,
     SoftmaxAttention,
@@ -22,6 +28,7 @@ from kvplan.catalog.spec import (
 )
 from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError, unhandled_kind
+from kvplan.estimate.kv_cache import rank_conv_channels, rank_kv_heads
 from kvplan.estimate.kvplan.scratch import layer_input_elements
 from kvplan.settings import ServingSettings
 
@@ -140,7 +147,11 @@ def check_division(spec: ModelSpec, asked: ServingSettings) -> None:
     if count > 1:
         _check_stages(spec, count)
     if num_ranks > 1:
-        _check_model(spec, num_ranks, whole_experts=asked.enable_expert_parallel)
+        found = _undivided(spec)
+        if found is not None:
+            raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint=_COUNT_INSTEAD)
+        for layer, _ in spec.distinct_layers():
+            _check_sizes(layer, num_ranks, whole_experts=asked.enable_expert_parallel)
 
 
 def _check_stages(spec: ModelSpec, count: int) -> None:
@@ -169,14 +180,6 @@ def _check_settings(spec: ModelSpec, asked: ServingSettings) -> None:
     found = next((name for name, is_there in undivided.items() if is_there), None)
     if found is not None:
         raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint=_COUNT_INSTEAD)
-
-
-def _check_model(spec: ModelSpec, count: int, *, whole_experts: bool) -> None:
-    found = _undivided(spec)
-    if found is not None:
-        raise UsageError(f"kvplan's engine does not divide {found} over ranks yet.", hint=_COUNT_INSTEAD)
-    for layer, _ in spec.distinct_layers():
-        _check_sizes(layer, count, whole_experts=whole_experts)
 
 
 def _undivided(spec: ModelSpec) -> str | None:
@@ -235,3 +238,42 @@ def _check_sizes(layer: LayerSpec, count: int, *, whole_experts: bool) -> None:
             f"{part.num_experts} whole experts cannot be divided over {count} ranks.",
             hint="choose a smaller --tensor-parallel-size, or leave --enable-expert-parallel out",
         )
+
+
+def kept_part(spec: ModelSpec, layers: range, num_ranks: int) -> ModelSpec:
+    """``layers`` of ``spec`` with what each of ``num_ranks`` keeps of them. UsageError where heads do not divide."""
+    found = spec.layers[layers.start : layers.stop]
+    known: dict[int, LayerSpec] = {}
+    for layer in found:
+        if id(layer) not in known:
+            known[id(layer)] = _layer_part(layer, num_ranks)
+    return replace(spec, layers=tuple(known[id(layer)] for layer in found))
+
+
+def _layer_part(layer: LayerSpec, num_ranks: int) -> LayerSpec:
+    mixer = None if layer.mixer is None else _mixer_part(layer.mixer, num_ranks)
+    beside = None if layer.parallel_state is None else _state_part(layer.parallel_state, num_ranks)
+    cross = layer.cross_attention
+    if cross is not None:
+        cross = replace(cross, num_kv_heads=rank_kv_heads(cross.num_kv_heads, num_ranks))
+    return replace(layer, mixer=mixer, parallel_state=beside, cross_attention=cross)
+
+
+def _mixer_part(mixer: Mixer, num_ranks: int) -> Mixer:
+    """Latents and index keys are whole on every rank."""
+    if isinstance(mixer, SoftmaxAttention):
+        return replace(mixer, num_kv_heads=rank_kv_heads(mixer.num_kv_heads, num_ranks))
+    return _state_part(mixer, num_ranks) if isinstance(mixer, StateMixer) else mixer
+
+
+def _state_part(state: StateMixer, num_ranks: int) -> StateMixer:
+    shape = state.recurrent_shape
+    if shape:
+        if shape[0] % num_ranks:
+            raise UsageError(
+                f"{shape[0]} heads of a state cannot be divided over {num_ranks} ranks.",
+                hint=f"choose a --tensor-parallel-size that divides {shape[0]}",
+            )
+        shape = (shape[0] // num_ranks, *shape[1:])
+    channels = rank_conv_channels(state, num_ranks)
+    return replace(state, conv_channels=channels, conv_group_channels=0, recurrent_shape=shape)

@@ -49,22 +49,16 @@ class Lane:
     def longest(self, runs: list[TokenRun], limit: int) -> int:
         """Tokens, at most ``limit``, that this lane can begin with."""
         if self.kind == "full":
-            return self._full(runs, limit)
+            drops = self.drops
+            most = limit // self.size + (drops if self._alignment != self.size else 0)
+            found = self._covered_from(runs, 0, most)
+            return max(found - drops, 0) * self.size // self._alignment * self._alignment
         if self.kind == "chunked":
-            return self._chunked(runs, limit)
+            begin = limit // self.window * self.window // self.size
+            return self._covered_from(runs, begin, limit // self.size) * self.size
         if self.kind == "fixed":
             return limit
         return self._deepest(runs, limit)
-
-    def _full(self, runs: list[TokenRun], limit: int) -> int:
-        drops = self.drops
-        most = limit // self.size + (drops if self._alignment != self.size else 0)
-        found = self._covered_from(runs, 0, most)
-        return max(found - drops, 0) * self.size // self._alignment * self._alignment
-
-    def _chunked(self, runs: list[TokenRun], limit: int) -> int:
-        begin = limit // self.window * self.window // self.size
-        return self._covered_from(runs, begin, limit // self.size) * self.size
 
     def _deepest(self, runs: list[TokenRun], limit: int) -> int:
         """The deepest place at which the blocks before it that are needed are there."""
@@ -176,17 +170,14 @@ class Lane:
     def hold(self, holding: LaneHolding, pieces: list[Piece]) -> None:
         """Let ``holding``, which has nothing yet, have ``pieces``."""
         for extent, begin, end in reversed(pieces):  # cutting the deeper first leaves the places of the others
-            own = self._exactly(extent, begin, end)
+            if end < extent.last:
+                self.split(extent, end)
+            own = extent if extent.first == begin else self.split(extent, begin)
             if own.is_free:
                 self._queue.hold(own, self.weight)
             own.holders.append(holding)
             holding.extents.append(own)
         holding.extents.reverse()
-
-    def _exactly(self, extent: Extent, begin: int, end: int) -> Extent:
-        if end < extent.last:
-            self.split(extent, end)
-        return extent if extent.first == begin else self.split(extent, begin)
 
     def split(self, extent: Extent, place: int) -> Extent:
         """Cut ``extent`` at block ``place``. Return its deeper part."""

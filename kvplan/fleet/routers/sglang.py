@@ -41,7 +41,10 @@ class CacheAware:
 
     def choose(self, request: FleetRequest, replicas: Sequence[ReplicaView]) -> int:
         """See ``Router``."""
-        self._evict(request.sent)
+        if request.sent - self._evicted_at >= EVICTION_SECONDS:
+            self._evicted_at = request.sent
+            for each in self._sent.values():
+                each.shrink(MOST_TREE_TOKENS)
         chosen = self._chosen(request, replicas)
         index = replicas[chosen].index
         self._memory(index).remember(request)
@@ -63,9 +66,3 @@ class CacheAware:
 
     def _memory(self, index: int) -> PrefixMemory:
         return self._sent.setdefault(index, PrefixMemory())
-
-    def _evict(self, now: float) -> None:
-        if now - self._evicted_at >= EVICTION_SECONDS:
-            self._evicted_at = now
-            for each in self._sent.values():
-                each.shrink(MOST_TREE_TOKENS)

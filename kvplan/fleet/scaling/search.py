@@ -168,7 +168,12 @@ class ScalingSearch:
 
     def answer(self, fixed: FixedFleet, min_replicas: int, max_replicas: int) -> ScalingAnswer:
         """Policies between so many replicas, beside ``fixed``. The spare ones are there at the quietest time too."""
-        needed = self._needed(fixed)
+        # Return the replicas of an autoscaler without delays, by window in which something is sent.
+        counts = Counter(int(each.sent // self.window_seconds) for each in self.requests if each.after is None)
+        window, most = counts.most_common(1)[0]
+        busiest = _part(self.requests, window * self.window_seconds, (window + 1) * self.window_seconds)
+        capacity = self._most_speed(fixed.num_replicas, busiest) * most / fixed.num_replicas
+        needed = {place: math.ceil(count / capacity) for place, count in counts.items()}
         min_replicas = min(min_replicas + self.num_spare, max_replicas)
         first = min(max(needed[min(needed)] + self.num_spare, min_replicas), max_replicas)
         tried = [self._try(each, min_replicas, max_replicas, first) for each in self._triggers(fixed)]
@@ -213,14 +218,6 @@ class ScalingSearch:
             else:
                 high = middle
         return found
-
-    def _needed(self, fixed: FixedFleet) -> dict[int, int]:
-        """Return the replicas of an autoscaler without delays, by window in which something is sent."""
-        counts = Counter(int(each.sent // self.window_seconds) for each in self.requests if each.after is None)
-        window, most = counts.most_common(1)[0]
-        busiest = _part(self.requests, window * self.window_seconds, (window + 1) * self.window_seconds)
-        capacity = self._most_speed(fixed.num_replicas, busiest) * most / fixed.num_replicas
-        return {place: math.ceil(count / capacity) for place, count in counts.items()}
 
     def _most_speed(self, num_replicas: int, requests: Sequence[FleetRequest]) -> float:
         """The largest factor by which ``requests`` may come faster."""

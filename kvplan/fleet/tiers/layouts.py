@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.parallel import ParallelLayout
@@ -111,7 +110,8 @@ def _weights(spec: ModelSpec, ranks: PredictedRanks, unit: int) -> Weights:
     groups = plans[0].groups
     whole = sum(unit // group.page.block_size for group in groups if group.page.kind in _KEPT_WHOLE)
     ends = sum(_end_blocks(group) for group in groups)
-    if ends and not _keeps_ends_only(ranks.release):
+    # Return whether windows and states are kept where prompts can be resumed, and shared beginnings end, alone.
+    if ends and not (ranks.release.pins_shared_prefixes and ranks.release.keeps_resumed_places_only):
         raise KvplanError(
             f"It is not known what vLLM {ranks.release.text} keeps of windows and states in its prefix cache.",
             hint="use vllm@0.33",
@@ -119,11 +119,6 @@ def _weights(spec: ModelSpec, ranks: PredictedRanks, unit: int) -> Weights:
     if not whole:
         raise KvplanError(f"{spec.served_id} has no layer that keeps every token.", hint="its cache needs no curve")
     return Weights(whole, ends)
-
-
-def _keeps_ends_only(release: VllmRelease) -> bool:
-    """Return whether windows and states are kept where prompts can be resumed, and shared beginnings end, alone."""
-    return release.pins_shared_prefixes and release.keeps_resumed_places_only
 
 
 def _end_blocks(group: PageGroup) -> int:

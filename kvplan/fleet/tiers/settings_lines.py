@@ -37,18 +37,15 @@ def setting_lines(answer: LayoutAnswer, model: str, *, is_shared: bool = False) 
     host = answer.asked.size_bytes
     nvme = None if answer.asked_nvme is None else answer.asked_nvme.size_bytes
     if is_shared:
-        return (_lmcache_shared(host),)
+        note = f"LMCache's server holds {_plain(host / GIB)} GiB; its size is set there"
+        return (SettingLines("vLLM", ("--kv-offloading-size 1 --kv-offloading-backend lmcache",), note),)
     return (_vllm(answer, model, host, nvme), _lmcache(answer, host, nvme), _sglang(answer, host, model))
 
 
-def _launch(answer: LayoutAnswer, model: str) -> str:
+def _vllm(answer: LayoutAnswer, model: str, host: int, nvme: int | None) -> SettingLines:
     layout = answer.curve.layout
     ranks = f" --tensor-parallel-size {layout.num_ranks}" if layout.num_ranks > 1 else ""
-    return f"vllm serve {model}{ranks}"
-
-
-def _vllm(answer: LayoutAnswer, model: str, host: int, nvme: int | None) -> SettingLines:
-    launch = _launch(answer, model)
+    launch = f"vllm serve {model}{ranks}"
     if nvme is None:
         line = f"{launch} --kv-offloading-size {_plain(host / GIB)} --kv-offloading-backend native"
         return SettingLines("vLLM", (line,))
@@ -69,11 +66,6 @@ def _lmcache(answer: LayoutAnswer, host: int, nvme: int | None) -> SettingLines:
         lines += [f'local_disk: "file://{DRIVE}/"', f"max_local_disk_size: {_plain(_of_rank(nvme, ranks, GIB))}"]
     note = "in the file of LMCACHE_CONFIG_FILE"
     return SettingLines("LMCache", tuple(lines), f"{note}, for each of {ranks} ranks" if ranks > 1 else note)
-
-
-def _lmcache_shared(host: int) -> SettingLines:
-    note = f"LMCache's server holds {_plain(host / GIB)} GiB; its size is set there"
-    return SettingLines("vLLM", ("--kv-offloading-size 1 --kv-offloading-backend lmcache",), note)
 
 
 def _sglang(answer: LayoutAnswer, host: int, model: str) -> SettingLines:

@@ -134,7 +134,11 @@ class Client:
             raise
         finally:
             expiry.cancel()
-            self._put_back(connection)
+            if connection.is_open:
+                self._free.append(connection)
+            else:
+                connection.close()
+                self._all.discard(connection)
         return exchange
 
     def _expire(self, connection: Connection, record: RequestRecord) -> None:
@@ -148,13 +152,6 @@ class Client:
                 return connection
             self._all.discard(connection)
         return None
-
-    def _put_back(self, connection: Connection) -> None:
-        if connection.is_open:
-            self._free.append(connection)
-        else:
-            connection.close()
-            self._all.discard(connection)
 
     async def _connect(self, record: RequestRecord) -> Connection | None:
         """A new connection; None, with the reason in the record, if there is none to be had."""

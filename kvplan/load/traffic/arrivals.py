@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.errors import UsageError
-from kvplan.workload.arrivals import drawn_arrivals
-from kvplan.workload.requests import ALL_AT_ONCE, LOWEST_RATE, POISSON
+from kvplan.workload.requests import ALL_AT_ONCE, LOWEST_RATE, POISSON, drawn_arrivals
 
 CONSTANT: Final = math.inf
 """The burstiness of equal gaps."""

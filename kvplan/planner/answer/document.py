@@ -7,18 +7,17 @@ from typing import Any
 
 from kvplan.catalog.devices.gpu_profile import REACHED_SHARE, host_bytes_per_second
 from kvplan.catalog.devices.slices import slice_note
-from kvplan.catalog.vllm_models import service_note
+from kvplan.catalog.vllm_refusals import service_note
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document, scale_document
 from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
-from kvplan.planner.answer.drafting import drafting_document
 from kvplan.planner.answer.money import cost_columns, cost_document
-from kvplan.planner.answer.sharing import hits_document
+from kvplan.planner.answer.notes import drafting_document, hits_document
 from kvplan.planner.choices.deployment import Miss, PlannedDeployment
 from kvplan.planner.choices.expected import Figure
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
-from kvplan.planner.question.api_price import ApiPrice
+from kvplan.planner.question.prices import ApiPrice
 from kvplan.planner.search.fixes import Fix
 from kvplan.planner.search.plan import PlanAnswer, left_out
 from kvplan.planner.search.rule_of_thumb import RuleOfThumb, users_by_rule

@@ -61,13 +61,6 @@ def fleet_page(answer: FleetAnswer, lines: Sequence[str]) -> str:
     return html_page(title, body)
 
 
-def fleet_charts(answer: FleetAnswer) -> list[Chart]:
-    """All pictures of the page, in its order."""
-    best = answer.best
-    assert best is not None, "pictures show a fleet"
-    return [*_over_the_trace(answer, best), *_against_the_level(answer, best)]
-
-
 def _over_the_trace(answer: FleetAnswer, best: Played) -> list[Chart]:
     return [_load_chart(answer), _queue_chart(best), _cache_chart(best), _hits_chart(best)]
 
@@ -218,7 +211,10 @@ def draw_fleet(answer: FleetAnswer, path: Path) -> None:
     """Write the picture to ``path``. KvplanError where that cannot be written."""
     from matplotlib.figure import Figure
 
-    charts = fleet_charts(answer)
+    # All pictures of the page, in its order.
+    best = answer.best
+    assert best is not None, "pictures show a fleet"
+    charts = [*_over_the_trace(answer, best), *_against_the_level(answer, best)]
     rows = -(-len(charts) // _COLUMNS)
     figure = Figure(figsize=(12, 2.9 * rows), layout="constrained")
     axes = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvplan.planner.choices.deployment import PlannedDeployment
-from kvplan.planner.question.api_price import ApiPrice
+from kvplan.planner.question.prices import ApiPrice
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from kvplan.estimate.speed.step_picture import draw_steps, save_picture
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import request_shape
 from kvplan.planner.answer.memory_bars import MEMORY_PARTS, memory_parts
-from kvplan.planner.answer.steps import explained_steps
+from kvplan.planner.answer.notes import explained_steps
 from kvplan.planner.answer.tradeoff import tradeoff
 from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.search.plan import PlanAnswer

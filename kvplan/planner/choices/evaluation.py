@@ -34,7 +34,9 @@ def evaluate(found: Candidate) -> PlannedDeployment:
     served, rate = found.served, basis.workload.requests_per_second
     key = (found.choice.key, found.replicas)
     if key not in basis.plays:
-        basis.plays[key] = _replica(found).play(served)
+        basis.plays[key] = PlayedReplica(
+            found.basis.workload, found.choice, found.replicas, found.prediction, found.capacity, found.model
+        ).play(served)
     queues = basis.plays[key]
     expected = Expected(served, queues)
     most = _NEVER_COMPARED if _is_never_compared(found) else 1.0
@@ -67,12 +69,6 @@ def too_slow(found: Candidate, verdict: Verdict | None = None) -> Miss:
     if verdict is None:
         verdict = Verdict.of(averages, Expected(found.served, None), ())
     return misses.lacks_speed(found.choice, found.replicas, found.prediction, found.served, verdict)
-
-
-def _replica(found: Candidate) -> PlayedReplica:
-    return PlayedReplica(
-        found.basis.workload, found.choice, found.replicas, found.prediction, found.capacity, found.model
-    )
 
 
 def _is_never_compared(found: Candidate) -> bool:

@@ -26,8 +26,7 @@ from kvplan.planner.fleets.policies import PolicyAnswer, find_policy
 from kvplan.planner.fleets.pools import PoolAnswer, compare_pools
 from kvplan.planner.fleets.search import FleetSearch
 from kvplan.planner.fleets.setups import fleet_choice
-from kvplan.planner.question.drafter import with_drafter
-from kvplan.planner.question.request import PlanRequest, Workload, complete
+from kvplan.planner.question.request import PlanRequest, Workload, complete, with_drafter
 from kvplan.planner.question.trace import TraceQuestion
 from kvplan.planner.search.plan import Alternative, PlanAnswer, formats_asked
 from kvplan.planner.search.ranking import price_of

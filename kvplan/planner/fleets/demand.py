@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -176,7 +175,7 @@ def least_replicas(found: FleetChoice, busy: Busy, goal: Goal) -> int | None:
     pool = found.setup.pool.num_blocks * found.prediction.block_size
     held = busy.new_tokens + busy.output_tokens / 2
     tpot = next((each.seconds for each in goal.slo.bounds() if each.name == "tpot"), math.inf)
-    for count in _seats(rules.max_num_seqs):
+    for count in [each for each in _SEATS_TRIED if each < rules.max_num_seqs] + [rules.max_num_seqs]:
         if count > 1 and count * held > pool:
             break
         read = count * busy.new_tokens / max(busy.output_tokens, 1.0)
@@ -194,7 +193,3 @@ def least_replicas(found: FleetChoice, busy: Busy, goal: Goal) -> int | None:
         best = max(best, ends / seconds)
     groups = max(rules.num_groups, 1)
     return max(math.ceil(busy.requests_per_second / (groups * best)), 1) if best else None
-
-
-def _seats(most: int) -> Sequence[int]:
-    return [each for each in _SEATS_TRIED if each < most] + [most]

@@ -15,7 +15,7 @@ from kvplan.planner.fleets.demand import Demand
 from kvplan.planner.fleets.judging import Bar, hopeless
 from kvplan.planner.fleets.setups import FleetChoice
 from kvplan.planner.question.slo import Goal
-from kvplan.planner.question.wishes import PolicyBounds
+from kvplan.planner.question.trace import PolicyBounds
 from kvplan.units import plural
 
 

@@ -69,19 +69,15 @@ def fleet_choice(basis: PlanBasis, choice: DeploymentChoice) -> FleetChoice | No
         if not prediction.fits:
             return None
         held = capacity_of(basis, choice, prediction).average_sequences / choice.layout.data_parallel_size
-        prediction = predict(basis, choice, _seats(held))
+        # A power of two, as many as so many sequences in the pool need.
+        wanted = min(max(_SPARE_SEATS * held, _FEWEST_SEATS), _MOST_SEATS)
+        prediction = predict(basis, choice, 1 << (int(wanted) - 1).bit_length())
         model = speed_model(basis, choice, prediction)
         setup = replica_setup(basis, choice.weights.spec, model, prediction)
     except KvplanError as error:
         basis.refusals.setdefault(choice.gpu.id, error)
         return None
     return FleetChoice(choice, prediction, capacity_of(basis, choice, prediction), model, setup)
-
-
-def _seats(held: float) -> int:
-    """A power of two, as many as so many sequences in the pool need."""
-    wanted = min(max(_SPARE_SEATS * held, _FEWEST_SEATS), _MOST_SEATS)
-    return 1 << (int(wanted) - 1).bit_length()
 
 
 def replica_setup(basis: PlanBasis, spec: ModelSpec, model: SpeedModel, prediction: VllmPrediction) -> ReplicaSetup:

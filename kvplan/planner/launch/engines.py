@@ -14,7 +14,7 @@ from kvplan.catalog.architectures import native_architectures
 from kvplan.catalog.releases.sglang import sglang_release
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import Drafter, ModelSpec, QuantizationSpec
-from kvplan.catalog.vllm_models import is_never_served
+from kvplan.catalog.vllm_refusals import is_never_served
 from kvplan.estimate.dtypes import head_scale_bytes, serving_dtype
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.block_sizes import default_block_size

@@ -1,12 +1,9 @@
 """What is asked: a load, its GPUs, limits and prices.
 
-request   load, lengths and GPUs; the workload with its gaps filled
-wishes    what else is asked of its fleet: pools, replicas that come and go
+request   load, lengths and GPUs; the workload with its gaps filled; the model with the drafter that is asked for
 pattern   pauses of users, how lengths spread, and what prompts share
-drafter   the model with the drafter that is asked for
-asking    the request from values as people write them; users, rates and money as people write them; the load of a
-          workload file; trace: a file with times that is played as it is
-slo       the limits of a service level; what a deployment has to give: a service level and how sure, or a readable
-          speed
-prices    dollars per hour of a GPU or of a cloud's instance; api_price: per million tokens of an API
+asking    the request from values as people write them: users, rates, money, the load of a workload file;
+          trace: a file with times that is played as it is
+slo       the limits of a service level, and the goal: these and how sure, or a readable speed
+prices    dollars per hour of a GPU or of a cloud's instance; per million tokens of an API
 """

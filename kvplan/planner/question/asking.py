@@ -12,9 +12,8 @@ from kvplan.catalog.devices.gpus import GpuCount, GpuProfile, load_gpus, parse_g
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError, check
 from kvplan.estimate.speed.queueing.loads import TracedLoad
-from kvplan.planner.question.api_price import parse_api_price
 from kvplan.planner.question.pattern import load_pattern
-from kvplan.planner.question.prices import parse_prices, read_prices, with_prices
+from kvplan.planner.question.prices import parse_api_price, parse_prices, read_prices, with_prices
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.question.slo import DEFAULT_CONFIDENCE, parse_slo, split_slo
 from kvplan.planner.question.trace import TraceWords, check_playable

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.errors import KvplanError, UsageError
-from kvplan.planner.question.api_price import ApiPrice
 from kvplan.planner.question.pattern import LoadPattern
+from kvplan.planner.question.prices import ApiPrice
 from kvplan.planner.question.slo import DEFAULT_CONFIDENCE, Goal, Slo
 from kvplan.planner.question.trace import TraceQuestion
 from kvplan.settings import ServingSettings
@@ -277,3 +278,21 @@ def _mean_tokens(request: PlanRequest) -> int:
 def _answer_tokens(request: PlanRequest, average: int) -> int:
     """Of an answer in sequences of ``average`` tokens."""
     return request.output_tokens or max(min(_DEFAULT_OUTPUT_TOKENS, average // 2), 1)
+
+
+class WithDrafter(NamedTuple):
+    """A model with its drafter, and the request with as many draft tokens as it makes."""
+
+    spec: ModelSpec
+    request: PlanRequest
+
+
+def with_drafter(spec: ModelSpec, request: PlanRequest) -> WithDrafter:
+    """Both as they are where no drafter is asked for. UsageError without an acceptance rate, which no config tells."""
+    found = with_speculation(spec, request.settings)
+    if found.spec.drafter is not None and found.settings.acceptance_rate is None:
+        raise UsageError(
+            "A plan with a drafter needs --acceptance-rate: it depends on drafter, task and temperature.",
+            hint="for example --acceptance-rate 0.7, the chance that a draft token is accepted after those before it",
+        )
+    return WithDrafter(found.spec, replace(request, settings=found.settings))

@@ -1,4 +1,5 @@
-"""A trace that is played as it is: which file, and by which windows its service level is kept."""
+"""A trace that is played as it is: which file, and by which windows its service level is kept, with what else is asked
+of its fleet: prefill and decode apart, replicas that come and go."""
 
 from __future__ import annotations
 
@@ -6,14 +7,59 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from kvplan.errors import KvplanError, UsageError
+from kvplan.errors import KvplanError, UsageError, check
+from kvplan.fleet.apart.rules import HAND_OVERS
 from kvplan.fleet.routers.named import check_router
 from kvplan.fleet.shapes import MOST_REQUESTS
-from kvplan.planner.question.wishes import FleetWishes, fleet_wishes
 from kvplan.setting_values import parse_share
 from kvplan.units import plural
 from kvplan.workload.files import span_text, survey_file
 from kvplan.workload.part import WHOLE_FILE, FilePart, parse_moment
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyBounds:
+    """What a user says of a replica policy. max_replicas: None for those of the fixed fleet, which is large enough at
+    any time; cold_start_seconds: None for what is assumed."""
+
+    min_replicas: int = 1
+    max_replicas: int | None = None
+    cold_start_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetWishes:
+    """hand_over: whose rules pools of prefill and decode follow, None where these are not asked for. scaling: None
+    where the fleet is fixed."""
+
+    hand_over: str | None = None
+    scaling: PolicyBounds | None = None
+
+
+def fleet_wishes(
+    *,
+    disaggregate: bool = False,
+    hand_over: str | None = None,
+    autoscale: bool = False,
+    min_replicas: int | None = None,
+    max_replicas: int | None = None,
+    cold_start: str | None = None,
+) -> FleetWishes:
+    """Return what options of ``kvplan plan`` ask. UsageError for what cannot be, and for one without its purpose."""
+    check(disaggregate or hand_over is None, "--hand-over needs --disaggregate", "it says whose rules pools follow")
+    engine = (hand_over or "vllm").strip().casefold()
+    if engine not in HAND_OVERS:
+        raise UsageError(f"Unknown --hand-over '{hand_over}'.", hint="one of " + ", ".join(HAND_OVERS))
+    given = {"--min-replicas": min_replicas, "--max-replicas": max_replicas, "--cold-start": cold_start}
+    first = next((option for option, value in given.items() if value is not None), None)
+    check(autoscale or first is None, f"{first} needs --autoscale", "a fleet has a fixed size otherwise")
+    least = 1 if min_replicas is None else min_replicas
+    check(least >= 1, f"--min-replicas must be at least 1, got {least}", "loading a model takes minutes")
+    is_ordered = max_replicas is None or max_replicas >= least
+    check(is_ordered, f"--max-replicas {max_replicas} is below --min-replicas {least}", f"use {least} or more")
+    bounds = PolicyBounds(least, max_replicas, parse_moment("--cold-start", cold_start))
+    return FleetWishes(engine if disaggregate else None, bounds if autoscale else None)
+
 
 DEFAULT_WINDOW_SECONDS: Final = 300.0
 SHORTEST_WINDOW_SECONDS: Final = 10.0
@@ -33,7 +79,7 @@ class TraceQuestion:
     share_of_windows: float = 1.0
     router: str | None = None
     shape: Path | None = None
-    wishes: FleetWishes = FleetWishes()  # noqa: RUF009 - frozen
+    wishes: FleetWishes = FleetWishes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from kvplan.estimate.vllm.division import check_has_experts
 from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.choices.deployment import Miss, PlannedDeployment
 from kvplan.planner.choices.formats import FormatPair, format_pairs
-from kvplan.planner.question.drafter import with_drafter
-from kvplan.planner.question.request import PlanRequest, Workload, complete
+from kvplan.planner.question.request import PlanRequest, Workload, complete, with_drafter
 from kvplan.planner.search.frontier import MOST_PLAYS, THOROUGH_PLAYS, Frontier, Progress, SearchFindings
 from kvplan.planner.search.ranking import price_of, score, within_budget
 from kvplan.planner.search.rule_of_thumb import RuleOfThumb, rule_of_thumb

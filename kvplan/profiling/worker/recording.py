@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from kvplan.machine.cpu_meter import CpuMeter
+from kvplan.machine.host import CpuMeter
 from kvplan.profiling.protocol import ProfileOrder, ProfileResult
 from kvplan.profiling.steps import PHASES, MemoryParts, ProfiledRequest, RecordingJson, StepColumns
 from kvplan.runs.columns import Row

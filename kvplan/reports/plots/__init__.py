@@ -10,7 +10,6 @@ predictions   predicted against measured
 memory        what device memory was used for; block_size: KV waste and throughput by block size
 requests      single requests: distribution of their latencies, and latency over time
 slo           requests within the SLO and goodput over the load, where it was searched
-caches        hits over the size of a prefix cache (its draw takes a CacheAnswer)
 comparison    two runs (its draw takes a Comparison); side_by_side: several; fleet: several devices
 canvas        what all of them share: style, title and footer, axes, PNG; labels: beside points, none on top of another
 

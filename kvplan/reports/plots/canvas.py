@@ -6,7 +6,7 @@ import io
 import logging
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -131,20 +131,22 @@ def finish(
 ) -> str:
     """Write the finding above the figure and the circumstances below it, those of the run if no others are given, with
     what was held fixed; returns the finding. compares_speeds: of ``run.comparable`` alone."""
+    foot = (
+        *(circumstances or run_phrase(run)).splitlines(),
+        *(held and f"at {held}").splitlines(),
+        exclusion_phrase(run),
+        shortened_phrase(run) if compares_speeds else "",
+    )
+    return titled(figure, finding, foot)
+
+
+def titled(figure: Figure, finding: str, foot: Iterable[str]) -> str:
+    """Write the finding above the figure and the lines of ``foot`` below it; returns the finding."""
     width, type_size = figure.get_figwidth(), 11 if is_narrow(figure) else 12
     title = balanced(printable(finding), int(width * 104 / type_size))
     figure.suptitle(title, x=0.01, ha="left", fontsize=type_size, fontweight="bold")
-    foot = "\n".join(
-        textwrap.fill(printable(line), int(width * 15.2))
-        for line in (
-            *(circumstances or run_phrase(run)).splitlines(),
-            *(held and f"at {held}").splitlines(),
-            exclusion_phrase(run),
-            shortened_phrase(run) if compares_speeds else "",
-        )
-        if line
-    )
-    figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color=FAINT)
+    wrapped = "\n".join(textwrap.fill(printable(line), int(width * 15.2)) for line in foot if line)
+    figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=8, color=FAINT)
     return finding
 
 

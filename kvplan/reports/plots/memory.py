@@ -104,7 +104,8 @@ def draw(run: Run, figure: Figure) -> str | None:
     is_small = is_narrow(figure)
     figure.set_figheight(2.9 + 0.42 * len(trials) + 1.0 * is_small)
     axes = figure.subplots()
-    unit = _scale(trials)
+    largest = max(sum(segment.size_bytes for segment in segments(trial)) for trial in trials)
+    unit = Scale("GiB", GIB) if largest >= GIB else Scale("MiB", 1024**2)
     for place, trial in enumerate(trials):
         _bar(axes, place, trial, unit)
     name = compared_setting(run)
@@ -112,18 +113,14 @@ def draw(run: Run, figure: Figure) -> str | None:
     axes.set_ylabel(name.replace("memory_", "memory_\n"))
     axes.set_xlabel(f"device memory ({unit.name})")
     axes.grid(visible=False, axis="y")
-    unique = _legend_in_order(axes, trials[0])
+    # Name -> handle of every segment drawn in any bar, in the bars' order.
+    handles, labels = axes.get_legend_handles_labels()
+    drawn = dict(zip(labels, handles, strict=True))
+    unique = {part.name: drawn[part.name] for part in segments(trials[0]) if part.name in drawn}
     axes.legend(unique.values(), unique.keys(), loc="lower left", bbox_to_anchor=(0, 1.0), ncols=1 if is_small else 3,
                 fontsize=8.5, handlelength=1.4, columnspacing=1.4, borderaxespad=0.2, borderpad=0,
                 labelcolor=INK)  # fmt: skip
     return finish(figure, run, _finding(best_trial(run) or trials[-1]))
-
-
-def _legend_in_order(axes: Axes, trial: FinishedTrial) -> dict[str, Any]:
-    """Name -> handle of every segment drawn in any bar, in the bars' order."""
-    handles, labels = axes.get_legend_handles_labels()
-    drawn = dict(zip(labels, handles, strict=True))
-    return {part.name: drawn[part.name] for part in segments(trial) if part.name in drawn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +129,6 @@ class Scale:
 
     name: str
     size_bytes: int
-
-
-def _scale(trials: list[FinishedTrial]) -> Scale:
-    largest = max(sum(segment.size_bytes for segment in segments(trial)) for trial in trials)
-    return Scale("GiB", GIB) if largest >= GIB else Scale("MiB", 1024**2)
 
 
 def _bar(axes: Axes, place: int, trial: FinishedTrial, unit: Scale) -> None:

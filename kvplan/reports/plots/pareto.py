@@ -43,22 +43,22 @@ def draw(run: Run, figure: Figure) -> str | None:
     if len(points) < 2:
         return None
     front = pareto_front(points)
-    numbered = _thinned(front)
+    # The points that get a number: both ends, and between them as many as the key has room for.
+    count = min(len(front), _MOST_NUMBERS)
+    numbered = front.iloc[np.unique(np.linspace(0, len(front) - 1, count).round().astype(int))]
     axes = figure.subplots()
     _draw_points(axes, points, front)
-    _axes(axes, points)
+    from_zero(axes, 1.05 * points["all_users"].max())
+    axes.set_xlim(0, 1.15 * points["one_user"].max())
+    axes.xaxis.set_major_formatter(thousands())
+    axes.set_xlabel("tokens/s per user (1 / median TPOT)")
+    axes.set_ylabel("tokens/s of all users")
     _keys(axes, numbered, points)
     finding = finish(figure, run, _finding(front, len(points)), compares_speeds=True)
     if len(front) > 1:
         places = zip(numbered["one_user"], numbered["all_users"], map(str, itertools.count(1)), strict=False)
         place_labels(axes, list(places), list(zip(points["one_user"], points["all_users"], strict=True)))
     return finding
-
-
-def _thinned(front: pd.DataFrame) -> pd.DataFrame:
-    """The points that get a number: both ends, and between them as many as the key has room for."""
-    count = min(len(front), _MOST_NUMBERS)
-    return front.iloc[np.unique(np.linspace(0, len(front) - 1, count).round().astype(int))]
 
 
 def _draw_points(axes: Axes, points: pd.DataFrame, front: pd.DataFrame) -> None:
@@ -93,14 +93,6 @@ def _marks(axes: Axes, points: pd.DataFrame, label: str, place: int) -> None:
                  alpha=0.75, linewidth=1.2, zorder=3)  # fmt: skip
     if label:
         axes.scatter([], [], s=34, marker=marker, color=colour, label=label)
-
-
-def _axes(axes: Axes, points: pd.DataFrame) -> None:
-    from_zero(axes, 1.05 * points["all_users"].max())
-    axes.set_xlim(0, 1.15 * points["one_user"].max())
-    axes.xaxis.set_major_formatter(thousands())
-    axes.set_xlabel("tokens/s per user (1 / median TPOT)")
-    axes.set_ylabel("tokens/s of all users")
 
 
 def _keys(axes: Axes, numbered: pd.DataFrame, points: pd.DataFrame) -> None:

@@ -127,7 +127,9 @@ def _error_phrase(points: pd.DataFrame) -> str:
 
 def _finding(run: Run, shown: Sequence[tuple[ColumnPair, pd.DataFrame]]) -> str:
     pair, points = shown[0]
-    origins, worst = _origins_phrase(run), points["error_pct"].abs().max()
+    # Where the predicted speeds come from, as far as the rows say so.
+    found = [_ORIGINS[name] for name in run.frame["prediction_origin"].unique() if name in _ORIGINS]
+    origins, worst = f"; speeds: {', '.join(found)}" if found else "", points["error_pct"].abs().max()
     if pair is not PAIRS[0]:
         return f"{pair.title}: {_error_phrase(points)}{origins}"
     if not worst:
@@ -142,9 +144,3 @@ _ORIGINS: Final = {
     "kernels": "from kernels measured on this device",
     "scaled": "from kernels measured on a GPU of its kind",
 }
-
-
-def _origins_phrase(run: Run) -> str:
-    """Where the predicted speeds come from, as far as the rows say so."""
-    found = [_ORIGINS[name] for name in run.frame["prediction_origin"].unique() if name in _ORIGINS]
-    return f"; speeds: {', '.join(found)}" if found else ""

@@ -14,7 +14,7 @@ from kvplan.reports.plots.canvas import finish, from_zero, is_narrow, panels, th
 from kvplan.reports.selection import best_trial
 from kvplan.reports.wording import plural, short_number
 from kvplan.runs.request_lines import REQUESTS, RequestLine
-from kvplan.runs.storage.reader import FinishedTrial, Run
+from kvplan.runs.storage.reader import Run
 from kvplan.runs.storage.requests import read_requests
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ _AT_ONCE: Final = 0.01
 
 def draw(run: Run, figure: Figure) -> str | None:
     """Draw the share of requests within a latency, and each request's latency over time. None without such a record."""
-    trial = shown_trial(run)
+    # Return the trial whose requests are shown: the one that is recommended, of a load its main run.
+    entries = run.entries("best")
+    listed = run.trial(str(entries[0].get("trial_id"))) if entries else None
+    trial = listed or best_trial(run)
     lines = [] if trial is None else measured_requests(run, trial.trial_id)
     served = [line for line in lines if line["ttft_s"] is not None]
     if len(served) < _FEWEST:
@@ -40,13 +43,6 @@ def draw(run: Run, figure: Figure) -> str | None:
     _distribution(shares, served)
     _over_time(times, served, [line for line in lines if line["error"] is not None])
     return finish(figure, run, _finding(served, len(lines) - len(served)))
-
-
-def shown_trial(run: Run) -> FinishedTrial | None:
-    """Return the trial whose requests are shown: the one that is recommended, of a load its main run."""
-    entries = run.entries("best")
-    listed = run.trial(str(entries[0].get("trial_id"))) if entries else None
-    return listed or best_trial(run)
 
 
 def measured_requests(run: Run, trial_id: str) -> list[RequestLine]:

@@ -31,7 +31,8 @@ _LEGEND_INCHES: Final = 0.32
 
 def draw(compared: SideBySide, figure: Figure) -> str | None:
     """None where no setting that several tried was served by any run."""
-    table = _drawn(compared)
+    # The settings that some run served, as many as fit; the first ones, in their order.
+    table = _served(compared).head(_MOST_LINES)
     if table.empty:
         return None
     names = [_line_name(compared, row, narrow=is_narrow(figure)) for _, row in table.iterrows()]
@@ -51,11 +52,6 @@ def draw(compared: SideBySide, figure: Figure) -> str | None:
     _mark_failures(shown[0], compared, table)
     _legend(shown[-1] if is_narrow(figure) else shown[0], num_columns)
     return finish(figure, compared.sides[0].run, _finding(compared), _left_out(compared), _circumstances(compared))
-
-
-def _drawn(compared: SideBySide) -> pd.DataFrame:
-    """The settings that some run served, as many as fit; the first ones, in their order."""
-    return _served(compared).head(_MOST_LINES)
 
 
 def _served(compared: SideBySide) -> pd.DataFrame:

@@ -49,7 +49,11 @@ def draw(run: Run, figure: Figure) -> str | None:
     from_zero(axes, every["max"].max())
     axes.set_ylabel("output throughput (tokens/s)")
     if found.names:
-        _legend(axes)
+        handles, labels = axes.get_legend_handles_labels()
+        if is_narrow(axes) and max(map(len, labels)) > _LONG_LABEL:
+            outer_legend(axes, handles, labels)
+        else:
+            axes.legend(loc="best")
     return finish(
         figure,
         run,
@@ -57,14 +61,6 @@ def draw(run: Run, figure: Figure) -> str | None:
         curves_phrase(run, found),
         compares_speeds=True,
     )
-
-
-def _legend(axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if is_narrow(axes) and max(map(len, labels)) > _LONG_LABEL:
-        outer_legend(axes, handles, labels)
-    else:
-        axes.legend(loc="best")
 
 
 def _order(part: TrialSlice, names: Sequence[str]) -> list[tuple[bool, object]]:

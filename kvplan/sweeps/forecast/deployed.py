@@ -18,9 +18,9 @@ from kvplan.errors import UsageError
 from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.kv_cache import CacheSettings
-from kvplan.estimate.kvplan.kept_parts import kept_part
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.memory import EnginePrediction, start_outcome
+from kvplan.estimate.kvplan.ranks import kept_part
 from kvplan.estimate.kvplan.settings import EngineDevice, KvplanSettings, refuse_multi_token
 from kvplan.estimate.question import settings_on, tensor_parallel_size
 from kvplan.estimate.vllm.memo import Memo

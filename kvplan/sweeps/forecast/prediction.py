@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kvplan.catalog.devices.device_support import compute_capability
@@ -10,23 +11,23 @@ from kvplan.catalog.devices.measured_profile import MeasuredProfile, Origin
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.kv_groups import KvGroup
 from kvplan.estimate.kvplan.memory import EnginePrediction, predict
 from kvplan.estimate.kvplan.settings import EngineDevice, engine_dtype
+from kvplan.estimate.speed.simulation.batching import simulate_requests
 from kvplan.estimate.speed.simulation.figures import SimulatedFigures, simulated_figures
-from kvplan.estimate.speed.simulation.interface import StepClock
+from kvplan.estimate.speed.simulation.interface import UNIFORM, BatchLimits, Simulation, StepClock
 from kvplan.estimate.speed.steps.step_time import Speed, StepTimes, step_shape
 from kvplan.estimate.vllm.memo import Memo
-from kvplan.machine.device import Device
+from kvplan.machine.device import Device, Reserve
 from kvplan.machine.host import has_bfloat16_units
-from kvplan.machine.opened_device import Reserve
 from kvplan.runs.columns import Row
 from kvplan.runs.statuses import ContextLimit
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.forecast.deployed import DeployedPool, predict_deployed
 from kvplan.sweeps.forecast.pool import EngineModel, PoolPrediction
 from kvplan.sweeps.forecast.step_cost import CountedStep, guess_speed
-from kvplan.sweeps.forecast.trial_forecast import forecast_trial
-from kvplan.workload.requests import ClippedRequests, RequestSpec, clip_requests
+from kvplan.workload.requests import ClippedRequests, RequestSpec, adapter_of, clip_requests
 
 _PADDING = 0.1
 """An engine may pad weights, or keep some in float32, by as much of them."""
@@ -289,3 +290,38 @@ def predicted_columns(prediction: TrialPrediction) -> Row:
         "learned_time_factor": round(prediction.time_scale, 4),
         "predicted_seconds": round(prediction.seconds, 3),
     }
+
+
+def forecast_trial(
+    requests: Sequence[RequestSpec],
+    settings: TrialSettings,
+    *,
+    num_blocks: int,
+    cost: StepClock,
+    groups: tuple[KvGroup, ...] = UNIFORM,
+    max_concurrency: int | None = None,
+) -> Simulation:
+    """Simulate the requests (already clipped to max_model_len) on a pool of ``num_blocks`` blocks.
+
+    The pool must hold one sequence of max_model_len tokens, as the engine requires; then every request completes.
+    """
+    limits = BatchLimits(
+        settings.max_num_seqs,
+        settings.max_num_batched_tokens,
+        settings.block_size,
+        num_blocks,
+        groups,
+        caches_prefixes=settings.enable_prefix_caching is not False,
+    )
+    return simulate_requests(_told_apart(requests, settings), limits, cost, max_concurrency=max_concurrency)
+
+
+def _told_apart(requests: Sequence[RequestSpec], settings: TrialSettings) -> Sequence[RequestSpec]:
+    """``requests`` with a prefix of its own for each adapter: KV of one is never another's."""
+    number = 0 if settings.lora_slots is None else settings.lora_slots.number
+    if number < 2:
+        return requests
+    return [
+        replace(request, prefix_index=request.prefix_index * number + (adapter_of(request.index, number) or 0))
+        for request in requests
+    ]

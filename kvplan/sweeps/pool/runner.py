@@ -135,7 +135,10 @@ class PoolRunner:
 
     def _run_waiting(self) -> None:
         while self._waiting or self._serving:
-            self._take_in_new_hosts()
+            for host in self._pool.new_hosts():
+                self._starting[self._threads.submit(host.start)] = _Seat(host)
+            if self._serving or self._idle:
+                self._last_seen = time.monotonic()
             self._hand_out()
             self._progress.running([seat.running for seat in self._serving.values() if seat.running is not None])
             futures: list[Future[Any]] = [*self._starting, *self._serving]
@@ -147,12 +150,6 @@ class PoolRunner:
                     self._started(future, self._starting.pop(future))
                 else:
                     self._ended(future, self._serving.pop(future))
-
-    def _take_in_new_hosts(self) -> None:
-        for host in self._pool.new_hosts():
-            self._starting[self._threads.submit(host.start)] = _Seat(host)
-        if self._serving or self._idle:
-            self._last_seen = time.monotonic()
 
     def _refuse_to_wait_forever(self) -> None:
         """KvplanError where no worker has been there for a while, and nothing but the user could bring one."""

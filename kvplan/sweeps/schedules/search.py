@@ -64,7 +64,9 @@ class BoundarySearch:
             if self.axis == "max_num_seqs":
                 yield from search.knee()
                 continue
-            expected = _predicted_successes(line, self.predictor)
+            # How many values, from the easy end, the planner expects to start.
+            starts = [self.predictor.memory(settings).outcome == "ok" for settings in line]
+            expected = starts.index(False) if False in starts else len(line)
             yield from search.boundary(expected, has_far_side=self.axis == "gpu_memory_utilization")
 
 
@@ -88,12 +90,6 @@ class SearchSequence:
                     step = steps.send(rows[trial_id])
                 except StopIteration:
                     break
-
-
-def _predicted_successes(line: Sequence[TrialSettings], predictor: Predictor) -> int:
-    """How many values, from the easy end, the planner expects to start."""
-    starts = [predictor.memory(settings).outcome == "ok" for settings in line]
-    return starts.index(False) if False in starts else len(line)
 
 
 @dataclass(slots=True)
@@ -143,7 +139,7 @@ class _LineSearch:
                 continue
             if self._is_audited(index):
                 yield from self._probe(index, "audit")
-            elif index in blamed and _ran_out_of_memory(self.rows[blamed[index]]):
+            elif index in blamed and self.rows[blamed[index]]["status"] in OUT_OF_MEMORY_STATUSES:
                 yield Step(Trial(next(self.counter), self.line[index], planes=("probe",)), self._skipped(blamed[index]))
 
     def _skipped(self, failure: int) -> str:
@@ -195,10 +191,6 @@ class _LineSearch:
         first = index // width * width
         key = f"{self.seed}/{Trial(0, self.line[first]).trial_id}".encode()
         return index == first + int.from_bytes(hashlib.sha256(key).digest()[:8], "big") % width
-
-
-def _ran_out_of_memory(row: Row) -> bool:
-    return row["status"] in OUT_OF_MEMORY_STATUSES
 
 
 def _merged(runs: Sequence[Row]) -> Row:

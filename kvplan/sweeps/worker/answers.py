@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvplan.machine.opened_device import NoGpu, OpenedGpu
+from kvplan.machine.device import NoGpu, OpenedGpu
 from kvplan.sweeps.worker.engine_host import EngineHost, Send
 from kvplan.sweeps.worker.failures import classify_failure
 from kvplan.sweeps.worker.protocol import DEVICE, RESERVE, DeviceMessage, Message, ReserveMessage, TrialOrder

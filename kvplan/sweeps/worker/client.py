@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from kvplan.machine.opened_device import NoGpu, OpenedGpu, Reserve
+from kvplan.machine.device import NoGpu, OpenedGpu, Reserve
 from kvplan.sweeps.worker.protocol import (
     DEVICE,
     RESERVE,

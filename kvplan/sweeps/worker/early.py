@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kvplan.errors import KvplanError
-from kvplan.machine.opened_device import NoGpu, OpenedGpu
+from kvplan.machine.device import NoGpu, OpenedGpu
 from kvplan.machine.warm_memory import WarmMemory
 from kvplan.sweeps.worker.client import WORKER_COMMAND, TimeLimits, Worker
 from kvplan.workers.process import WorkerDied, WorkerProcess, WorkerTimeout

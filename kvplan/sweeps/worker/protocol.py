@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, TypedDict
 
-from kvplan.machine.opened_device import Reserve
+from kvplan.machine.device import Reserve
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import Series
 from kvplan.runs.request_lines import RequestLine

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from kvplan.machine.cpu_meter import CpuMeter, cpu_seconds_of
+from kvplan.machine.host import CpuMeter, cpu_seconds_of
 from kvplan.runs.columns import COLUMNS, Row
 from kvplan.runs.directory import Series
 from kvplan.runs.request_lines import RequestLine, longest_gap, rounded

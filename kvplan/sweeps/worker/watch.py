@@ -47,7 +47,9 @@ class TrialWatch:
         self._num_tokens += sample.num_new_tokens
         self._num_steps += 1
         if self._num_steps % _STEPS_PER_LAYOUT_READING == 0:
-            self._read_layout()
+            waste = None if self._engine is None else self._engine.layout_waste_pct()
+            if waste is not None:
+                self._layout_waste.append(waste)
         now = time.perf_counter()
         elapsed = now - self._last_report
         if elapsed < _PROGRESS_SECONDS:
@@ -70,11 +72,6 @@ class TrialWatch:
     def layout_waste_pct(self) -> float | None:
         """Mean of the readings; None for a trial without any."""
         return fmean(self._layout_waste) if self._layout_waste else None
-
-    def _read_layout(self) -> None:
-        waste = None if self._engine is None else self._engine.layout_waste_pct()
-        if waste is not None:
-            self._layout_waste.append(waste)
 
     def peak_memory(self) -> Row:
         """The most memory seen: what the allocator counted on a GPU, what the process mapped on the CPU.

@@ -15,9 +15,9 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.commands.printing.estimate_parts import print_speeds
 from kvplan.commands.printing.queues import server_text
 from kvplan.commands.printing.render import table_lines
-from kvplan.commands.printing.speeds import print_speeds
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import EstimateAnswer, EstimateRequest, make_estimate
 from kvplan.estimate.document import speed_document
@@ -25,7 +25,7 @@ from kvplan.estimate.picture import estimates_figure
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed, RequestLengths
 from kvplan.estimate.speed.steps.host import NO_HOST, HostWork
 from kvplan.estimate.speed.steps.step_terms import StepLoad
-from kvplan.planner.answer.steps import explained_steps
+from kvplan.planner.answer.notes import explained_steps
 from kvplan.planner.question.request import ParallelSizes, PlanRequest
 from kvplan.planner.search.plan import make_plan
 from kvplan.settings import ServingSettings

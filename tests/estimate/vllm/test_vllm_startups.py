@@ -10,7 +10,7 @@ import score_vllm_startups as tool
 import startup_kinds
 import startup_rows as rows
 from kvplan.catalog.releases.vllm import is_modified_build
-from kvplan.catalog.vllm_models import service_note
+from kvplan.catalog.vllm_refusals import service_note
 from kvplan.errors import KvplanError
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.units import GIB

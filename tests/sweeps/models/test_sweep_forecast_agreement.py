@@ -12,7 +12,7 @@ from sweep_helpers import TINY_CONFIG
 
 from kvplan.estimate.speed.steps.step_time import Speed, StepShape, StepTimes
 from kvplan.runs.trials import TrialSettings
-from kvplan.sweeps.forecast.trial_forecast import forecast_trial
+from kvplan.sweeps.forecast.prediction import forecast_trial
 from kvplan.sweeps.worker.load_generator import LoadGenerator, TimedRequest
 from kvplan.workload.requests import RequestSpec, prompt_token_ids
 from kvplan_engine import Engine, EngineConfig, SamplingParams

@@ -10,9 +10,9 @@ from sweep_helpers import tiny_plan
 from kvplan.errors import UsageError
 from kvplan.estimate.speed.steps.step_time import Speed, StepShape, StepTimes
 from kvplan.machine import device
-from kvplan.machine.opened_device import OpenedGpu
+from kvplan.machine.device import OpenedGpu
 from kvplan.runs.trials import Trial, TrialSettings
-from kvplan.sweeps.forecast.trial_forecast import forecast_trial
+from kvplan.sweeps.forecast.prediction import forecast_trial
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, make_plan
 from kvplan.units import GIB, MIB

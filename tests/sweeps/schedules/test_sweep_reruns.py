@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sweep_helpers import tiny_plan
 
-from kvplan.machine.gpu_clock import ClockReadings, GpuClockMeter
+from kvplan.machine.visible_gpu import ClockReadings, GpuClockMeter
 from kvplan.runs.answers.outliers import excluded_runs, noise_reason, without_excluded
 from kvplan.runs.answers.summary import summarize
 from kvplan.runs.rows import empty_row

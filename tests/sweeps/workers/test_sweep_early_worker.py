@@ -15,7 +15,7 @@ from sweep_helpers import FAKE_WORKER, tiny_plan, wait_until
 
 from kvplan.errors import KvplanError
 from kvplan.machine import warm_memory
-from kvplan.machine.opened_device import NoGpu
+from kvplan.machine.device import NoGpu
 from kvplan.machine.warm_memory import WarmMemory
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep

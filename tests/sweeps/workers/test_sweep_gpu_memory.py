@@ -12,7 +12,7 @@ from memory_gpu import GIB, KIB, MIB, Card, take_card
 
 from kvplan.cli import main
 from kvplan.machine import device as machine_module
-from kvplan.machine.opened_device import OpenedGpu
+from kvplan.machine.device import OpenedGpu
 from kvplan.runs.columns import Row
 from kvplan.runs.trials import Trial
 from kvplan.sweeps import manifest

@@ -14,7 +14,7 @@ import pytest
 from sweep_helpers import FAKE_WORKER, assert_all_gone, tiny_plan
 
 from kvplan.errors import KvplanError
-from kvplan.machine.memory_killer import KillCounter
+from kvplan.machine.host import KillCounter
 from kvplan.runs.columns import COLUMN_NAMES
 from kvplan.sweeps.options import refuse_differences
 from kvplan.sweeps.progress import SilentProgress

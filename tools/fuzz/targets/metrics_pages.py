@@ -27,8 +27,7 @@ from kvplan.load.client.record import RequestRecord
 from kvplan.load.observed.figures import MeasuredRun, client_figures
 from kvplan.metrics.http import ServerAddress
 from kvplan.metrics.names import ENGINES, MetricNames
-from kvplan.top.document import top_document
-from kvplan.top.snapshot import make_snapshot
+from kvplan.top.snapshot import make_snapshot, top_document
 from kvplan.top.view import screen
 from kvplan.top.watch import ServerWatch
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvplan.calibrate.results.outcome import LoadFigures, LoadResult, Results, alike
 from kvplan.calibrate.results.readers.fields import Fields
-from kvplan.calibrate.results.readers.vllm_serve import with_arrivals
+from kvplan.calibrate.results.readers.vllm_bench import with_arrivals
 from kvplan.calibrate.results.served import ServedDeployment
 
 
@@ -25,7 +25,9 @@ def read_aiperf(document: Mapping[str, Any], source: str) -> Results:
     fields, found = Fields(document, source), Results()
     requests = fields.inner("request_count")
     count = requests.count("avg") if requests.values else 0
-    phase = _phase(fields)
+    # The one that is measured; None where there are several.
+    phases = [each for each in fields.inner("input_config").objects("phases") if each.text("name") != "warmup"]
+    phase = phases[0] if len(phases) == 1 else None
     if not count:
         found.excluded["no request was served"] += 1
     elif fields.inner("error_request_count").optional_number("avg") or _is_cut_short(document):
@@ -41,12 +43,6 @@ def read_aiperf(document: Mapping[str, Any], source: str) -> Results:
 
 def _is_cut_short(document: Mapping[str, Any]) -> bool:
     return bool(document.get("was_cancelled")) or document.get("is_complete") is False
-
-
-def _phase(fields: Fields) -> Fields | None:
-    """The one that is measured; None where there are several."""
-    phases = [each for each in fields.inner("input_config").objects("phases") if each.text("name") != "warmup"]
-    return phases[0] if len(phases) == 1 else None
 
 
 def _load(fields: Fields, phase: Fields, count: int) -> LoadResult:

@@ -28,16 +28,12 @@ def read_kvplan_sweep(directory: Path) -> Results:
     requests = RequestsByLoad(WorkloadSpec.from_json(manifest["workload"]["spec"]))
     for record in read_trials(directory / TRIALS).records:
         row = record["row"]
-        reason = _why_unusable(row)
+        reason = "a prefix was shared" if row.get("num_cached_tokens") else why_unmeasured(row)
         if reason:
             found.excluded[reason] += 1
         else:
             found.loads.append(_load(row, manifest, requests, f"trial {row['trial_number']} of {directory}"))
     return found
-
-
-def _why_unusable(row: Row) -> str | None:
-    return "a prefix was shared" if row.get("num_cached_tokens") else why_unmeasured(row)
 
 
 def _load(row: Row, manifest: Manifest, requests: RequestsByLoad, source: str) -> LoadResult:

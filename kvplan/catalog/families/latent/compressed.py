@@ -121,7 +121,9 @@ def read_deepseek_v4(view: ConfigView) -> Body:
         if view.has("dspark_target_layer_ids")
         else multi_token_layers(view, own, sizes.hidden, joint=joint)
     )
-    extras = _vision(view) + drafting
+    # The tower of the model that sees, whose config has its keys beside the text's.
+    count = view.layers("vision_n_layers", default=0, minimum=0)
+    extras = ((ExtraModule("vision tower", "vision", None, count),) if count else ()) + drafting
     body = decoder_body(view, sizes, layers, further=head, extras=extras, residual_streams=streams)
     return with_ropes(body, _ropes(view, ratios[: sizes.layers]))
 
@@ -178,12 +180,6 @@ def _hashed_layers(view: ConfigView, num_layers: int) -> list[bool]:
     if len(kinds) != num_layers or set(kinds) - {"hash_moe", "moe"}:
         raise view.reject("mlp_layer_types", f"hash_moe or moe for each of {num_layers} layers")
     return [kind == "hash_moe" for kind in kinds]
-
-
-def _vision(view: ConfigView) -> tuple[ExtraModule, ...]:
-    """The tower of the model that sees, whose config has its keys beside the text's."""
-    count = view.layers("vision_n_layers", default=0, minimum=0)
-    return (ExtraModule("vision tower", "vision", None, count),) if count else ()
 
 
 def _ropes(view: ConfigView, ratios: Sequence[int | None]) -> Iterator[RopeSpec]:

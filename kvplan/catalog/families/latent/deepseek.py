@@ -177,7 +177,8 @@ def _indexer_tensors(hidden: int, sizes: LatentSizes, indexer: SparseIndexer | N
 
 def read_latent(view: ConfigView, family: LatentFamily) -> Body:
     """A body whose every layer has latent attention, or whole heads where the config gives a latent's heads no size."""
-    if _has_whole_heads(view):
+    # DeepSeek V2's class without latents, as in DeepSeek OCR: keys and values of every head, as DeepSeek MoE has.
+    if view.config.get("qk_nope_head_dim") == 0 and view.config.get("qk_rope_head_dim") == 0:
         if view.flag("attention_bias", default=False):
             raise view.reject("attention_bias", "false (vLLM's class has no biases there)")
         return read_mixture(view, mixtures.FAMILIES["DeepseekForCausalLM"])
@@ -216,11 +217,6 @@ def _check_type(view: ConfigView, model_type: str) -> None:
     """vLLM decides by the type whether a layer keeps a latent or keys and values of every head (is_deepseek_mla)."""
     if view.text("model_type", default=model_type) != model_type:
         raise view.reject("model_type", f"'{model_type}' (of another vLLM does not keep latents)")
-
-
-def _has_whole_heads(view: ConfigView) -> bool:
-    """DeepSeek V2's class without latents, as in DeepSeek OCR: keys and values of every head, as DeepSeek MoE has."""
-    return view.config.get("qk_nope_head_dim") == 0 and view.config.get("qk_rope_head_dim") == 0
 
 
 def latent_rope(view: ConfigView, rotary_size: int) -> RopeSpec | None:

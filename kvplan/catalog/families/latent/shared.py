@@ -6,7 +6,6 @@ dspark.py, and transformers_utils/configs/deepseek_v41.py); transformers 5.24 ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvplan.catalog.config_view import ConfigView
@@ -66,7 +65,11 @@ def read_deepseek_v41(view: ConfigView) -> Body:
         layers.append(known[kind])
     extras = (*_vision(view, sizes.hidden), *_drafting_layers(text, sizes, shared, rest))
     body = decoder_body(text, sizes, layers, extras=extras, residual_streams=streams)
-    return with_ropes(body, _ropes(text, ratios[: sizes.layers]))
+    # ``compress_rope_theta`` and the scaling are of layers that read compressed vectors.
+    size = text.integer("qk_rope_head_dim", default=64)
+    plain = replace(read_rope(text, size), rotary_size=size)
+    scaled = replace(plain, theta=text.number("compress_rope_theta", default=160_000.0))
+    return with_ropes(body, tuple(scaled if ratio else RopeSpec(plain.theta, size) for ratio in ratios[: sizes.layers]))
 
 
 def _completed(text: ConfigView) -> ConfigView:
@@ -213,11 +216,3 @@ def _vision(view: ConfigView, hidden: int) -> tuple[ExtraModule, ...]:
     merged = section.integer("downsample_ratio", default=3) ** 2 * width
     aligner = hidden * merged + hidden * hidden
     return (ExtraModule("vision tower", "vision", tower, count), ExtraModule("projector", "projector", aligner))
-
-
-def _ropes(text: ConfigView, ratios: Sequence[int]) -> tuple[RopeSpec, ...]:
-    """``compress_rope_theta`` and the scaling are of layers that read compressed vectors."""
-    size = text.integer("qk_rope_head_dim", default=64)
-    plain = replace(read_rope(text, size), rotary_size=size)
-    scaled = replace(plain, theta=text.number("compress_rope_theta", default=160_000.0))
-    return tuple(scaled if ratio else RopeSpec(plain.theta, size) for ratio in ratios)

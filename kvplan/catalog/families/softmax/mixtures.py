@@ -1,26 +1,26 @@
 """Decoders with a mixture of experts in some or all layers, and softmax attention everywhere.
 
-Each row of ``FAMILIES`` is a plain family plus three rules: which layers are sparse, how large the experts are, and
-what the shared expert adds.
+Each row of ``profiles/families.json`` is a plain family plus three rules: which layers are sparse, how large the
+experts are, and what the shared expert adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families.common import Body, Sizes, read_sizes
-from kvplan.catalog.families.positions import granite_swa_ropes, mellum_ropes
-from kvplan.catalog.families.softmax import windows
 from kvplan.catalog.families.softmax.plain import (
-    ATTENTION_BIAS,
-    MLP_BIAS,
-    Flag,
     PlainFamily,
     Trait,
     assemble,
+    family_rows,
+    plain_family,
     read_trait,
+    typed_row,
 )
 from kvplan.catalog.parts import MoeTraits, feed_forward, mixture
 from kvplan.catalog.spec import FeedForward
@@ -167,214 +167,16 @@ def read_feed_forwards(view: ConfigView, family: MixtureFamily, sizes: Sizes) ->
     return [routed if is_sparse else dense for is_sparse in sparse]
 
 
-_QWEN2 = PlainFamily(qkv_bias=Flag(("qkv_bias",), True), windows=windows.when_used, max_positions=32768)
-_QWEN3 = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head", windows=windows.when_used, max_positions=32768)
-_GRANITE = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, max_positions=2048)
-_GLM = PlainFamily(
-    ATTENTION_BIAS,
-    qk_norm="head",
-    qk_norm_flag=Flag(("use_qk_norm",), False),
-    max_positions=131072,
-    rotary_share=0.5,
-)
-_PHI = PlainFamily(
-    ATTENTION_BIAS,
-    ATTENTION_BIAS,
-    norm_bias=True,
-    head_bias=Flag(("lm_head_bias",), False),
-    windows=windows.every_layer,
-    max_positions=131072,
-)
-_OLMO = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full", max_positions=4096)
-_GPT_OSS = PlainFamily(
-    Flag(("attention_bias",), True),
-    Flag(("attention_bias",), True),
-    head_default=64,
-    windows=windows.gpt_oss,
-    sinks=True,
-)
-_EXAONE_MOE = MixtureFamily(
-    PlainFamily(qk_norm="head", windows=windows.exaone4),
-    after_first_layer,
-    shared_count=("num_shared_experts",),
-    router_bias=True,
-)
-_FLOAT32 = MoeTraits(float32_router=True)
-_BAILING = MixtureFamily(
-    PlainFamily(Flag(("use_qkv_bias", "use_bias"), False), Flag(("use_bias",), False), Flag(("use_bias",), False)),
-    after_dense_ones,
-    shared_count=("num_shared_experts",),
-    shared_each=("moe_shared_expert_intermediate_size",),
-    router_dtype="router_dtype",
-)
+def mixture_family(row: Mapping[str, Any]) -> MixtureFamily:
+    """Return what a row states. FactError for what no family has."""
+    parts = {
+        "plain": plain_family(row.get("plain", {})),
+        "traits": MoeTraits(**typed_row(MoeTraits, row.get("traits", {}), {})),
+    }
+    return MixtureFamily(**typed_row(MixtureFamily, row, {"sparse": sys.modules[__name__]}) | parts)
 
-FAMILIES: dict[str, MixtureFamily] = {
-    "MixtralForCausalLM": MixtureFamily(
-        PlainFamily(windows=windows.every_layer, max_positions=131072), traits=MoeTraits(name="block_sparse_moe")
-    ),
-    "Qwen2MoeForCausalLM": MixtureFamily(
-        _QWEN2,
-        stepped,
-        shared_size=("shared_expert_intermediate_size",),
-        shared_size_default=5632,
-        traits=MoeTraits(shared_gate=True),
-    ),
-    "Qwen3MoeForCausalLM": MixtureFamily(_QWEN3, stepped),
-    "OlmoeForCausalLM": MixtureFamily(_OLMO),
-    "FlexOlmoForCausalLM": MixtureFamily(_OLMO),
-    "PhimoeForCausalLM": MixtureFamily(_PHI),
-    "PhiMoEForCausalLM": MixtureFamily(_PHI),
-    "GraniteMoeForCausalLM": MixtureFamily(_GRANITE),
-    "GraniteMoeSharedForCausalLM": MixtureFamily(_GRANITE, shared_size=("shared_intermediate_size",)),
-    "DeepseekForCausalLM": MixtureFamily(
-        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, max_positions=2048),
-        after_dense_ones,
-        expert_size=("moe_intermediate_size",),
-        shared_count=("n_shared_experts",),
-    ),
-    "Glm4MoeForCausalLM": MixtureFamily(
-        _GLM,
-        after_first_layer,
-        shared_count=("n_shared_experts",),
-        shared_default=1,
-        router_bias=True,
-        traits=_FLOAT32,
-    ),
-    "SolarOpenForCausalLM": MixtureFamily(
-        PlainFamily(ATTENTION_BIAS, max_positions=131072),
-        shared_count=("n_shared_experts",),
-        shared_default=1,
-        router_bias=True,
-        traits=_FLOAT32,
-    ),
-    "MellumForCausalLM": MixtureFamily(
-        PlainFamily(
-            *(ATTENTION_BIAS, ATTENTION_BIAS),
-            qk_norm="head",
-            head_default=128,
-            windows=windows.listed,
-            ropes=mellum_ropes,
-            max_positions=131072,
-        ),
-        after_dense_ones,
-    ),
-    "Dots1ForCausalLM": MixtureFamily(
-        replace(_QWEN3, max_positions=2048),
-        after_dense_ones,
-        shared_count=("n_shared_experts",),
-        router_bias=True,
-    ),
-    "Ernie4_5_MoeForCausalLM": MixtureFamily(
-        PlainFamily(
-            *(Flag(("use_bias",), False),) * 3,
-            head_bias=Flag(("use_bias",), False),
-            tied=True,
-            max_positions=131072,
-        ),
-        ernie_range,
-        shared_bias=Flag(("use_bias",), False),
-        shared_count=("moe_num_shared_experts",),
-        shared_default=2,
-        router_bias=True,
-        traits=_FLOAT32,
-    ),
-    "HunYuanMoEV1ForCausalLM": MixtureFamily(
-        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head"), shared_default=1
-    ),
-    "MiniMaxM2ForCausalLM": MixtureFamily(
-        PlainFamily(qk_norm="full", head_default=128, max_positions=196608),
-        router_bias=True,
-        traits=MoeTraits(name="block_sparse_moe", float32_router=True),
-    ),
-    "GptOssForCausalLM": MixtureFamily(_GPT_OSS, router_bias=True, traits=MoeTraits(bias=True)),
-    "Llama4ForCausalLM": MixtureFamily(
-        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, windows=windows.llama4),
-        interleaved,
-        expert_size=("intermediate_size",),
-        dense_size=("intermediate_size_mlp",),
-        shared_default=1,
-        traits=MoeTraits(name="feed_forward"),
-    ),
-    "ExaoneMoeForCausalLM": _EXAONE_MOE,
-    "ExaoneMoEForCausalLM": _EXAONE_MOE,
-    "HYV3ForCausalLM": MixtureFamily(
-        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, qk_norm="head", head_default=128),
-        after_first_layer,
-        expert_size=("moe_intermediate_size", "expert_hidden_dim"),
-        shared_count=("num_shared_experts",),
-        router_bias=True,
-        traits=_FLOAT32,
-    ),
-    "Cohere2MoeForCausalLM": MixtureFamily(
-        PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, norms=1, tied=True, head_default=128, windows=windows.cohere2_moe),
-        after_dense_ones,
-        expert_size=("intermediate_size",),
-        dense_size=("prefix_dense_intermediate_size",),
-        shared_count=("num_shared_experts",),
-    ),
-    "GraniteMoeSWAForCausalLM": MixtureFamily(
-        replace(_GRANITE, windows=windows.granite_swa, sinks=True, ropes=granite_swa_ropes),
-        shared_size=("shared_intermediate_size",),
-        traits=MoeTraits(name="block_sparse_moe"),
-    ),
-    "BailingMoeForCausalLM": _BAILING,
-    "BailingMoeV2ForCausalLM": replace(
-        _BAILING,
-        plain=replace(_BAILING.plain, qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False)),
-        router_bias=Flag(("moe_router_enable_expert_bias",), False),
-    ),
-    "Param2MoEForCausalLM": MixtureFamily(
-        PlainFamily(
-            Flag(("use_qkv_bias",), False),
-            Flag(("use_bias",), False),
-            qk_norm="head",
-            qk_norm_flag=Flag(("use_qk_norm",), False),
-        ),
-        after_first_layer,
-        shared_size=("moe_shared_expert_intermediate_size",),
-        shared_count=("num_shared_experts",),
-        shared_default=1,
-        router_bias=Flag(("moe_router_enable_expert_bias",), True),
-        traits=_FLOAT32,
-    ),
-    "SarvamMoEForCausalLM": replace(
-        _BAILING,
-        plain=replace(_BAILING.plain, qk_norm="head", qk_norm_flag=Flag(("use_qk_norm",), False)),
-        router_dtype="",
-        router_bias=Flag(("moe_router_enable_expert_bias",), False),
-    ),
-    "BeamForCausalLM": MixtureFamily(
-        PlainFamily(qk_norm="head", norms=4, tied=None, output_gate="separate", gate_bias=True, windows=windows.named),
-        named_layers,
-        router_bias=True,
-        traits=_FLOAT32,
-    ),
-    "FlintForCausalLM": MixtureFamily(
-        PlainFamily(
-            ATTENTION_BIAS, qk_norm="head", head_default=128, sinks=True, windows=windows.named, max_positions=262144
-        ),
-        but_dense_ones,
-        shared_size=("shared_expert_intermediate_size",),
-        shared_size_default=1024,
-    ),
-    "Kolibri1ForCausalLM": MixtureFamily(
-        PlainFamily(qk_norm="head", norms=4, head_default=128, windows=windows.kolibri, max_positions=262144),
-        expert_size=("moe_intermediate_size",),
-        shared_size=("shared_expert_intermediate_size",),
-        shared_size_default=512,
-        router_bias=True,
-        traits=MoeTraits(shared_name="shared_experts"),
-    ),
-    "AfmoeForCausalLM": MixtureFamily(
-        PlainFamily(
-            qk_norm="head", norms=4, output_gate="separate", head_default=128, windows=windows.every_fourth_full
-        ),
-        after_dense_ones,
-        shared_count=("num_shared_experts",),
-        router_bias=True,
-        traits=_FLOAT32,
-    ),
-}
+
+FAMILIES = {name: mixture_family(row) for name, row in family_rows("mixtures").items()}
 
 
 def read_mixture(view: ConfigView, family: MixtureFamily) -> Body:

@@ -1,14 +1,16 @@
 """Plain decoders: the same attention and the same dense feed-forward in every layer, with small differences by family.
 
-Each row of ``FAMILIES`` states one family's differences. A text is the config key of a flag with its default, a
-bool is fixed by the modelling code.
+Each row of ``profiles/families.json`` states one family's differences. A text is the config key of a flag with its
+default, a bool is fixed by the modelling code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from operator import itemgetter
+from types import ModuleType
+from typing import Any, Literal
 
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.families import positions
@@ -27,6 +29,8 @@ from kvplan.catalog.families.softmax import windows
 from kvplan.catalog.parts import AttentionTraits, Window, feed_forward, norms, outside
 from kvplan.catalog.spec import FeedForward, RopeSpec
 from kvplan.catalog.tensors import Tensor
+from kvplan.catalog.typed_json import FactError
+from kvplan.paths import read_shipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,109 +93,39 @@ class PlainFamily:
 
 ATTENTION_BIAS = Flag(("attention_bias",), False)
 MLP_BIAS = Flag(("mlp_bias",), False)
-_BIASED_ATTENTION = Flag(("attention_bias",), True)
-USE_BIAS = Flag(("use_bias",), True)
-
 LLAMA = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS)
-_LAYER_NORM = PlainFamily(True, True, True, gated=False, norm_bias=True)
-_GEMMA = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, tied=True, head_default=256)
-_COHERE = PlainFamily(
-    ATTENTION_BIAS, ATTENTION_BIAS, norms=1, tied=True, qk_norm="per_head", qk_norm_flag=Flag(("use_qk_norm",), False)
-)
-_OLMO2 = PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="full")
 
-FAMILIES: dict[str, PlainFamily] = {
-    "LlamaForCausalLM": replace(LLAMA, max_positions=2048),
-    "MistralForCausalLM": PlainFamily(windows=windows.mistral, max_positions=131072),
-    "Ministral3ForCausalLM": PlainFamily(windows=windows.every_layer, head_default=128),
-    "MinistralForCausalLM": PlainFamily(windows=windows.every_layer),
-    "Qwen2ForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used, max_positions=32768),
-    "Qwen3ForCausalLM": PlainFamily(
-        ATTENTION_BIAS,
-        ATTENTION_BIAS,
-        qk_norm="head",
-        head_default=128,
-        windows=windows.when_used,
-        max_positions=32768,
-    ),
-    "MiMoForCausalLM": PlainFamily(qkv_bias=True, windows=windows.when_used),
-    "GemmaForCausalLM": _GEMMA,
-    "Gemma2ForCausalLM": replace(_GEMMA, norms=4, windows=windows.gemma2),
-    "Gemma3ForCausalLM": replace(_GEMMA, norms=4, qk_norm="head", windows=windows.gemma3, ropes=positions.gemma3_ropes),
-    "PhiForCausalLM": replace(
-        _LAYER_NORM,
-        norms=1,
-        head_bias=True,
-        intermediate_ratio=4,
-        qk_norm="head",
-        qk_norm_bias=True,
-        qk_norm_flag=Flag(("qk_layernorm",), False),
-    ),
-    "Phi3ForCausalLM": PlainFamily(windows=windows.every_layer),
-    "Phi4MMForCausalLM": PlainFamily(windows=windows.every_layer),
-    "GPTNeoXForCausalLM": replace(_LAYER_NORM, qkv_bias=_BIASED_ATTENTION, output_bias=_BIASED_ATTENTION),
-    "StableLmForCausalLM": PlainFamily(
-        qkv_bias=Flag(("use_qkv_bias",), False),
-        norm_bias=True,
-        one_norm_flag=Flag(("use_parallel_residual",), False),
-        qk_norm="per_head",
-        qk_norm_flag=Flag(("qk_layernorm",), False),
-    ),
-    "Starcoder2ForCausalLM": PlainFamily(
-        USE_BIAS, USE_BIAS, USE_BIAS, gated=False, norm_bias=True, tied=True, windows=windows.every_layer
-    ),
-    "CohereForCausalLM": _COHERE,
-    "Cohere2ForCausalLM": replace(_COHERE, qk_norm="none", windows=windows.every_fourth_full),
-    "OlmoForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, norms=0, final_norm=False),
-    "Olmo2ForCausalLM": _OLMO2,
-    "Olmo3ForCausalLM": replace(_OLMO2, windows=windows.every_fourth_full, ropes=positions.olmo3_ropes),
-    "GraniteForCausalLM": LLAMA,
-    "GlmForCausalLM": PlainFamily(qkv_bias=_BIASED_ATTENTION, head_default=128, rotary_share=0.5),
-    "Glm4ForCausalLM": PlainFamily(qkv_bias=_BIASED_ATTENTION, norms=4, head_default=128, rotary_share=0.5),
-    "SmolLM3ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, tied=True, windows=windows.when_used),
-    "SolarForCausalLM": replace(LLAMA, windows=windows.solar, max_positions=2048),
-    "TeleFLMForCausalLM": replace(LLAMA, max_positions=2048),
-    "Rnj1ForCausalLM": replace(_GEMMA, norms=4, qk_norm="head", windows=windows.rnj1, max_positions=131072),
-    "SeedOssForCausalLM": PlainFamily(
-        _BIASED_ATTENTION, Flag(("attention_out_bias",), False), MLP_BIAS, head_default=128
-    ),
-    "Exaone4ForCausalLM": PlainFamily(qk_norm="head", windows=windows.exaone4),
-    "NemotronForCausalLM": PlainFamily(
-        ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, gated=False, norm_bias=True, rotary_share=0.5
-    ),
-    "ApertusForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, gated=False, qk_norm="head", layer_scalars=2),
-    "ExaoneForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS),
-    "CwmForCausalLM": replace(LLAMA, qkv_bias=False, output_bias=False, windows=windows.cwm, max_positions=131072),
-    "Jais2ForCausalLM": replace(
-        _LAYER_NORM,
-        qkv_bias=_BIASED_ATTENTION,
-        output_bias=_BIASED_ATTENTION,
-        mlp_bias=Flag(("mlp_bias",), True),
-        max_positions=8192,
-    ),
-    "VaultGemmaForCausalLM": replace(_GEMMA, windows=windows.gemma2, max_positions=8192),
-    "MuseGlimmerForCausalLM": PlainFamily(
-        norms=4, tied=None, output_gate="separate", windows=windows.muse, max_positions=131072
-    ),
-    "Plamo3ForCausalLM": PlainFamily(qk_norm="head", norms=4, windows=windows.plamo3, ropes=positions.plamo3_ropes),
-    "HyperCLOVAXForCausalLM": replace(LLAMA, four_norms_flag=Flag(("use_post_norm",), True)),
-    "GraniteSWAForCausalLM": replace(
-        LLAMA, tied=True, windows=windows.granite_swa, sinks=True, ropes=positions.granite_swa_ropes
-    ),
-    "InternLM2ForCausalLM": PlainFamily(Flag(("bias",), False), Flag(("bias",), False)),
-    "InternLM3ForCausalLM": PlainFamily(
-        Flag(("qkv_bias",), False), Flag(("bias",), False), Flag(("bias",), False), head_default=128
-    ),
-    "BaichuanForCausalLM": PlainFamily(),
-    "BaiChuanForCausalLM": PlainFamily(),
-    "AquilaForCausalLM": PlainFamily(),
-    "OrionForCausalLM": PlainFamily(norm_bias=True),
-    "ArceeForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, MLP_BIAS, gated=False),
-    "Ernie4_5ForCausalLM": PlainFamily(*(Flag(("use_bias",), False),) * 3, tied=True, head_default=128),
-    "HeliumForCausalLM": PlainFamily(Flag(("attention_bias",), False), mlp_bias=MLP_BIAS, head_default=128),
-    "HunYuanDenseV1ForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, qk_norm="head"),
-    "MiniCPMForCausalLM": PlainFamily(ATTENTION_BIAS, ATTENTION_BIAS, tied=True),
-}
+
+def family_rows(kind: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of ``profiles/families.json`` of one kind, by name."""
+    return read_shipped("families.json", itemgetter(kind))
+
+
+def typed_row(kind: type[Any], row: Mapping[str, Any], functions: Mapping[str, ModuleType]) -> dict[str, Any]:
+    """Return ``row`` as ``kind`` has its fields: flags for their keys, functions for their names.
+
+    functions: by field, the module that has them. FactError for a field that ``kind`` lacks.
+    """
+    types = {each.name: each.type for each in fields(kind)}
+    if unknown := row.keys() - types.keys():
+        raise FactError(f"A row of families.json has {', '.join(sorted(unknown))}, which no {kind.__name__} has.")
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    flags = {name: _flag(value) for name, value in row.items() if types[name] == "Trait" and isinstance(value, str)}
+    return found | flags | {name: getattr(module, row[name]) for name, module in functions.items() if name in row}
+
+
+def _flag(text: str) -> Flag:
+    """``a|b=true``: the keys, and what stands for silence; false where nothing does."""
+    keys, _, default = text.partition("=")
+    return Flag(tuple(keys.split("|")), default == "true")
+
+
+def plain_family(row: Mapping[str, Any]) -> PlainFamily:
+    """Return what a row states. FactError for what no family has."""
+    return PlainFamily(**typed_row(PlainFamily, row, {"windows": windows, "ropes": positions}))
+
+
+FAMILIES = {name: plain_family(row) for name, row in family_rows("plain").items()}
 
 
 def family_traits(view: ConfigView, family: PlainFamily) -> AttentionTraits:

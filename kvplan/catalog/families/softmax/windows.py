@@ -79,18 +79,14 @@ def every_nth_full(view: ConfigView, num_layers: int, *, period: int, default_to
         return published
     pattern = view.config.get("sliding_window_pattern")
     if isinstance(pattern, str):
-        return _lettered(view, pattern, num_layers, tokens)
+        # EXAONE 4 writes its pattern as letters: L is local, G is global; the last layer is always global.
+        if not pattern or set(pattern) - {"L", "G"}:
+            raise view.reject("sliding_window_pattern", "a number, or letters L and G")
+        last = num_layers - 1
+        local = [pattern[index % len(pattern)] == "L" and index != last for index in range(num_layers)]
+        return [sliding(tokens) if is_local else FULL for is_local in local]
     step = view.integer("sliding_window_pattern", "_sliding_window_pattern", default=period)
     return [sliding(tokens) if (index + 1) % step else FULL for index in range(num_layers)]
-
-
-def _lettered(view: ConfigView, pattern: str, num_layers: int, tokens: int) -> list[Window]:
-    """EXAONE 4 writes its pattern as letters: L is local, G is global; the last layer is always global."""
-    if not pattern or set(pattern) - {"L", "G"}:
-        raise view.reject("sliding_window_pattern", "a number, or letters L and G")
-    last = num_layers - 1
-    local = [pattern[index % len(pattern)] == "L" and index != last for index in range(num_layers)]
-    return [sliding(tokens) if is_local else FULL for is_local in local]
 
 
 def gemma2(view: ConfigView, num_layers: int) -> list[Window]:

@@ -41,7 +41,8 @@ def read_inkling(view: ConfigView) -> Body:
     local_ids = _local_layers(text, sizes.layers)
     kinds = {is_local: _layer_parts(text, sizes, is_local=is_local) for is_local in (True, False)}
     dense = _num_dense(text, sizes.layers)
-    parts = {True: _mixture(text, sizes.hidden), False: _dense(text, sizes.hidden)}
+    part = feed_forward(sizes.hidden, text.integer("dense_intermediate_size"))
+    parts = {True: _mixture(text, sizes.hidden), False: replace(part, tensors=part.tensors + _scale(text))}
     around = norms(2, sizes.hidden)
     layers = []
     for index in range(sizes.layers):
@@ -124,11 +125,6 @@ def _layer_parts(text: ConfigView, sizes: Sizes, *, is_local: bool) -> tuple[Sof
 
 def _scale(text: ConfigView) -> tuple[Tensor, ...]:
     return (Tensor("mlp.global_scale", (1,), "norm"),) if text.flag("use_global_scale", default=False) else ()
-
-
-def _dense(text: ConfigView, hidden: int) -> FeedForward:
-    part = feed_forward(hidden, text.integer("dense_intermediate_size"))
-    return replace(part, tensors=part.tensors + _scale(text))
 
 
 def _mixture(text: ConfigView, hidden: int) -> FeedForward:

@@ -12,7 +12,7 @@ import torch
 
 from kvplan.errors import KvplanError
 from kvplan.machine import device as machine_module
-from kvplan.machine.opened_device import NoGpu, OpenedGpu
+from kvplan.machine.device import NoGpu, OpenedGpu
 from kvplan.machine.visible_gpu import first_visible_gpu, gpu_of
 from kvplan.sweeps.worker import answers
 from kvplan.sweeps.worker.answers import opened_gpu

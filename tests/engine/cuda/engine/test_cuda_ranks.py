@@ -14,7 +14,7 @@ from fake_ranks import FakeRanks, RankGpu, storage_of
 from small_models import greedy, saved_model, wide_gpt2
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.kvplan.launches import step_launches
+from kvplan.estimate.kvplan.graphs import step_launches
 from kvplan_engine import LLM, Engine, EngineConfig, EngineError, OutOfDeviceMemory, SamplingParams
 from kvplan_engine.errors import RankDied
 from kvplan_engine.execution import starting

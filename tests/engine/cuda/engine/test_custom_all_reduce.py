@@ -16,7 +16,7 @@ from fake_ranks import FakeRanks
 from small_models import greedy, wide_gpt2
 
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.kvplan.launches import step_launches
+from kvplan.estimate.kvplan.graphs import step_launches
 from kvplan_engine import LLM, Engine, EngineConfig, SamplingParams
 from kvplan_engine.device.collectives import Collectives
 from kvplan_engine.device.custom_all_reduce import Choice

@@ -13,8 +13,14 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.estimate.deployments import place
-from kvplan.estimate.kvplan.graphs import BYTES_PER_LAUNCH, graph_memory, graph_sizes, prompt_sizes
-from kvplan.estimate.kvplan.launches import launches_each_expert, step_launches
+from kvplan.estimate.kvplan.graphs import (
+    BYTES_PER_LAUNCH,
+    graph_memory,
+    graph_sizes,
+    launches_each_expert,
+    prompt_sizes,
+    step_launches,
+)
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.settings import EngineDevice
 from kvplan.settings import ServingSettings

@@ -1,17 +1,28 @@
-"""How fast an estimate's deployments are: to one user, and to as many as fit at once."""
+"""Parts of an estimate's answer: how fast deployments are to one user and to all, their KV layout, their drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text
-from kvplan.commands.printing.render import print_sentence, print_table, say
+from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
 from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.kv_groups import Kept, KvGroup
+from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.estimate.placed.placement import SizedDeployment
+from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
 from kvplan.estimate.speed.queues import Queues
 from kvplan.planner.answer.ranges import span, within
+from kvplan.units import format_bytes, format_tokens
+
+_DRAFTER_HEAD = ("GPU", "acceptance rate", "tokens per step", "alone", "at once", "sequences")
+_NAMES = {
+    "mtp": "its own multi-token-prediction layers",
+    "ngram": "n-grams of the text so far",
+    "suffix": "suffixes of earlier texts",
+}
 
 
 def print_speeds(answer: EstimateAnswer, *, explain: bool) -> None:
@@ -133,3 +144,91 @@ def _ranges(speed: ServingSpeed) -> str:
 def _milliseconds(found: Range) -> str:
     low, high = (span(1000 * end, 1000 * end, ",.0f", least=1000 * found.least) for end in (found.low, found.high))
     return f"{low} to {high}"
+
+
+def layout_lines(layout: KvLayout, context_tokens: int) -> list[str]:
+    """A line for the block and, where layers keep different tokens, one for each group: bundles x their width.
+
+    blocks of 327,680 B = 320.00 KiB, in bundles for 16 tokens:
+      all tokens:         8,192 x 4 blocks  0.0 % empty
+      last 1,024 tokens:  65 x 21 blocks    1.0 % empty
+    """
+    block = f"blocks of {layout.block_bytes:,} B = {format_bytes(layout.block_bytes)}"
+    if layout.is_uniform:
+        return [f"{block}: all layers of {_tokens(layout.block_size)}"]
+    rows = [_layout_cells(layout, group, context_tokens) for group in layout.groups]
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, sizes, strict=True)).rstrip() for row in rows]
+    state = ", or for a state" if layout.has_states else ""
+    return [f"{block}, in bundles for {_tokens(layout.block_size)}{state}:", *(f"  {line}" for line in lines)]
+
+
+def _layout_cells(layout: KvLayout, group: KvGroup, context_tokens: int) -> tuple[str, ...]:
+    bundles = group.most_bundles(context_tokens, 1, layout.block_size)
+    empty = 100 * (group.width * layout.block_bytes / group.unit_bytes - 1)
+    return (
+        f"{kept_name(group.kept)}:",
+        f"{bundles:,} x {group.width:,} block{'s' if group.width != 1 else ''}",
+        f"{empty:.1f} % empty",
+    )
+
+
+def kept_name(kept: Kept) -> str:
+    """``all tokens``, ``last 1,024 tokens``, ``chunk of 8,192 tokens``, ``states``."""
+    if kept.tokens is None:
+        return "states" if kept.kind == "state" else "all tokens"
+    return f"{'last' if kept.kind == 'window' else 'chunk of'} {kept.tokens:,} tokens"
+
+
+def _tokens(number: int) -> str:
+    return f"{number} token" + ("s" if number != 1 else "")
+
+
+def print_speculation(answer: EstimateAnswer, *, as_markdown: bool = False) -> None:
+    """What the drafter takes, and how many times as fast sequences decode; nothing where there is no drafter."""
+    found = answer.speculation
+    if found is None:
+        return
+    say()
+    print_sentence(_sentence(found), indent="", further=" " * 10)
+    rows = [row for each in found.deployments if each is not None for row in _rows(each)]
+    if not rows:
+        return
+    if as_markdown:
+        say()
+        print_markdown(_DRAFTER_HEAD, rows)
+        return
+    say()
+    context = format_tokens(answer.context_tokens)
+    title = f"Speed-up from speculation (data sheet), for one sequence of {context} tokens and for all that fit:"
+    print_table(title, list(_DRAFTER_HEAD), rows, text_columns=(0,))
+
+
+def _sentence(found: Speculation) -> str:
+    """``Drafter: n-grams ..., 4 draft tokens per step; it takes 0.79 GiB of weights per GPU and 4,096 B per token.``"""
+    drafter = found.drafter
+    name = _NAMES.get(drafter.method) or f"{drafter.name} ({drafter.method})"
+    tokens = f"{drafter.num_tokens} draft token{'s' if drafter.num_tokens > 1 else ''} per step"
+    if drafter.model is None:
+        return f"Drafter   {name}, {tokens}: no weights and no cache"
+    size = f"{format_bytes(found.weight_bytes)} of weights per GPU, " if found.weight_bytes else ""
+    return f"Drafter   {name}, {tokens}: {size}{found.bytes_per_token:,} B per token of KV cache"
+
+
+def _rows(deployment: DeploymentSpeculation) -> list[list[str]]:
+    return [
+        [
+            deployment.gpu,
+            f"{gain.acceptance_rate:g}",
+            f"{gain.tokens_per_step:.2f}",
+            _times(gain.alone),
+            _times(gain.full),
+            f"{deployment.num_users:,}",
+        ]
+        for gain in deployment.gains
+    ]
+
+
+def _times(found: Range) -> str:
+    low, high = f"{found.low:.2f}", f"{found.high:.2f}"
+    return low if low == high else f"{low} to {high}"

@@ -7,17 +7,25 @@ details every request's length and times are there; without them requests are ta
 
 The options of the server and of the load that a combination changed stand in the result's file beside its figures
 (vllm/benchmarks/sweep/serve.py, 0.32 and 0.33 read). A run that failed leaves ``run=N.failure.json``.
+
+``vllm bench forward --output-json`` (vLLM 0.33): the time of exact batches as CUDA graphs.
+
+A list with an entry for each case: ``requests`` (``query_len`` new tokens, ``kv_len`` tokens after the step,
+``num_draft_tokens``) and ``median_us``, the median over replays of the slowest rank (vllm/benchmarks/forward/main.py
+and capture.py, 0.33.0 read). Only the model's forward lies between the two events: no output head, no sampling, no
+host. The file names neither model nor GPU.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from kvplan.calibrate.results.outcome import (
+    BatchResult,
     LoadFigures,
     LoadResult,
     MeasuredRequest,
@@ -61,22 +69,18 @@ def _load(fields: Fields, completed: int) -> LoadResult:
     rate = _rate(fields)
     measured = _measured_requests(fields)
     concurrency = fields.optional_positive("max_concurrency")
+    told = served_by(fields.values, fields.source)
+    name = told.model or fields.text("model_id")
+    engine = told.engine or _ENGINES.get(fields.text("backend") or "")
+    values = {"model": name, "engine": engine}
     return LoadResult(
         source=fields.source,
-        served=_served(fields),
+        served=told.with_values(**values),
         requests=in_order(measured, arrive_over_time=math.isfinite(rate)) if measured else _means(fields, completed),
         max_concurrency=None if concurrency is None else int(concurrency),
         figures=figures_of(measured, fields.positive("duration")) if measured else _figures(fields),
         has_lengths=bool(measured),
     )
-
-
-def _served(fields: Fields) -> ServedDeployment:
-    told = served_by(fields.values, fields.source)
-    name = told.model or fields.text("model_id")
-    engine = told.engine or _ENGINES.get(fields.text("backend") or "")
-    values = {"model": name, "engine": engine}
-    return told.with_values(**values)
 
 
 def _rate(fields: Fields) -> float:
@@ -160,3 +164,26 @@ def _read_run(document: Mapping[str, Any], source: str) -> Results:
     if is_vllm_serve(document):
         return read_vllm_serve({"engine": "vllm", **document}, source)
     return Results(excluded=Counter(["no result of a served load"]))
+
+
+def is_vllm_forward(documents: Sequence[Mapping[str, Any]]) -> bool:
+    return all({"case", "requests", "median_us"} <= set(each) for each in documents)
+
+
+def read_vllm_forward(documents: Sequence[Mapping[str, Any]], source: str) -> Results:
+    """Every case but those with a drafter, whose forward is timed along."""
+    found = Results()
+    for document in documents:
+        fields = Fields(document, f"case {document['case']} of {source}")
+        requests = fields.objects("requests")
+        if any(each.optional_number("num_draft_tokens") for each in requests):
+            found.excluded["a drafter ran along"] += 1
+        elif not requests or fields.number("median_us") <= 0:
+            found.excluded["nothing was timed"] += 1
+        else:
+            sizes = tuple((each.count("query_len"), each.count("kv_len")) for each in requests)
+            ranks = fields.values.get("ranks")
+            tp = len(ranks) if isinstance(ranks, list) and len(ranks) > 1 else None
+            served = ServedDeployment(engine="vllm", tensor_parallel_size=tp)
+            found.batches.append(BatchResult(fields.source, served, sizes, fields.number("median_us") / 1e6))
+    return found
