@@ -66,7 +66,8 @@ def all_names(names: MetricNames) -> frozenset[str]:
 
 def _names(row: dict[str, Any]) -> MetricNames:
     del row["source"]
-    return MetricNames(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
+    found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return MetricNames(**found)
 
 
 ENGINES: Final = read_shipped("metrics.json", lambda document: tuple(map(_names, document["engines"])))
