@@ -10,8 +10,8 @@ from kvplan.catalog.devices.device_support import compute_capability, last_relea
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.facts import release_text
 from kvplan.catalog.releases.sglang import sglang_release
-from kvplan.catalog.releases.versions import release_text
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.caveats import Caveat

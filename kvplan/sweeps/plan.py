@@ -34,7 +34,7 @@ from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.forecast.under_load import SloPrediction, UnderLoad
 from kvplan.sweeps.hosts import LowersOnTheRun, SweptEngine
 from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
-from kvplan.sweeps.schedules.lines import make_search
+from kvplan.sweeps.schedules.boundary_search import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns
 from kvplan.sweeps.schedules.schedule import FixedSchedule, Schedule, Step, simulate, trials_of
 from kvplan.sweeps.schedules.slo_search import SloSearch
