@@ -24,10 +24,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvplan.catalog.architectures import architectures
-from kvplan.catalog.releases.facts import Fact, load_releases
+from kvplan.catalog.releases.facts import Fact, load_releases, release_text
 from kvplan.catalog.releases.sglang import SglangRelease
 from kvplan.catalog.releases.trtllm import TrtllmRelease
-from kvplan.catalog.releases.versions import release_text
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.pasted.options import vllm_options
 from kvplan.paths import profiles_dir

@@ -7,8 +7,7 @@ models           from what a user types to a ModelSpec: profile, directory, conf
                  with a LoRA adapter: its base, and the slot that it needs
 ollama           names of Ollama's library as those of the checkpoints
 variants         names of quantized and mirrored checkpoints whose shape ships under another name
-reader, registry from a config.json to a ModelSpec: the reader that the row of its architecture names
-body             what such a reader returns: a model without its name
+reader, registry from a config.json to a ModelSpec: the reader that the row of its architecture names, and its ``Body``
 config_view      checked access to a config's keys
 parts            attention, feed-forward, mixture: the parts that the readers assemble
 families/        one module per kind of architecture
@@ -17,7 +16,7 @@ spec_of_checkpoint   a ModelSpec with its checkpoint, and where the two do not a
 speculation/     what drafts tokens for a model: its own layers, a second model, heads
 gguf/            the same from a GGUF file's header
 quantization/    ``quantization_config``: in which format each module is, by the rules of vLLM's loaders
-hub              config.json and safetensors headers from the Hugging Face hub; plain_hub: without its client
+hub              config.json and safetensors headers from the Hugging Face hub; the same without its client
 devices/         GPUs and CPU hosts: data sheets, what vLLM refuses on them, what sweeps measured
 architectures    what profiles/architectures.json says of each architecture: reader, how it runs, GGUF, vLLM
 engines          which engine a question is about, and the defaults of kvplan's own

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplan.catalog.releases.versions import release_number
+from kvplan.catalog.releases.facts import release_number
 from kvplan.errors import UsageError
 from kvplan.settings import ServingSettings
 

@@ -2,23 +2,29 @@
 
 Nothing from a repository is ever executed. The token is taken where huggingface_hub takes it (HF_TOKEN, or the file
 that ``hf auth login`` writes); files are kept in its cache, what was learnt from the headers in kvplan's.
+
+The Hugging Face hub without huggingface_hub, which a plain install does not have: files and parameter counts.
+
+Variables of the environment are huggingface_hub's: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. Every answer is bounded.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit
+from urllib.request import Request, getproxies, urlopen
 
 from kvplan.catalog.checkpoint.safetensors import read_files
-from kvplan.catalog.plain_hub import HubError, kept_path, parameter_counts
 from kvplan.catalog.quantization import beside
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
@@ -27,12 +33,15 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.files import LARGEST_CONFIG_BYTES, read_json, read_text
 from kvplan.paths import user_cache_dir
 
+_SECONDS = 10.0
+_ABSENT = "EntryNotFound"
+_MOST_BYTES = 16 * 1024**2
 _REPOSITORY = re.compile(
     r"(?!.*(?:--|\.\.))[A-Za-z0-9][\w.-]{0,95}(?<![.-])/[A-Za-z0-9][\w.-]{0,95}(?<![.-])(?<!\.git)", re.ASCII
 )
 _CONNECT_SECONDS = 5.0
 _HAS_CLIENT = find_spec("huggingface_hub") is not None
-"""A plain install has no huggingface_hub; ``plain_hub`` stands in for it."""
+"""A plain install has no huggingface_hub; what stands below does its work."""
 _ELSEWHERE = "pass a directory with the model's config.json, or the file itself"
 
 
@@ -195,3 +204,64 @@ def _count_headers(repository: str) -> StoredCount | None:
     except (NotASafetensorsRepoError, SafetensorsParsingError, HfHubHTTPError, OSError, ValueError):
         return None
     return StoredCount(sum(found.parameter_count.values()), tuple(sorted(found.parameter_count)))
+
+
+class HubError(Exception):
+    """Why a file cannot be had. ``code``: the hub's X-Error-Code, such as GatedRepo; empty where it was not reached."""
+
+    def __init__(self, code: str = "") -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def kept_path(repository: str, name: str) -> Path:
+    """Return where the file ``name`` of ``repository`` is kept; it is fetched unless it is there. HubError otherwise.
+
+    One that the repository does not have is remembered beside it.
+    """
+    path = user_cache_dir() / "hub" / repository.replace("/", "--") / name
+    absent = path.with_name(f"{name}.absent")
+    if path.is_file():
+        return path
+    if absent.is_file():
+        raise HubError(_ABSENT)
+    try:
+        text = _fetch_plainly(f"{quote(repository)}/resolve/main/{name}")
+    except HubError as error:
+        if error.code == _ABSENT and path.parent.is_dir():
+            absent.touch()
+        raise
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+    return path
+
+
+def parameter_counts(repository: str) -> Mapping[str, int]:
+    """Return the numbers in all safetensors by dtype ("BF16"), as the hub counted them; empty where it did not."""
+    try:
+        told = json.loads(_fetch_plainly(f"api/models/{quote(repository)}")).get("safetensors") or {}
+    except (HubError, ValueError, AttributeError, RecursionError):
+        return {}
+    counts: Any = told.get("parameters") if isinstance(told, dict) else None
+    if not isinstance(counts, dict):
+        return {}
+    return {dtype: count for dtype, count in counts.items() if isinstance(count, int) and count > 0}
+
+
+def _fetch_plainly(path: str) -> bytes:
+    if os.environ.get("HF_HUB_OFFLINE", "").casefold() in ("1", "true", "yes", "on"):
+        raise HubError
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    request = Request(f"{endpoint}/{path}", headers={"User-Agent": "kvplan"})
+    if token := os.environ.get("HF_TOKEN"):
+        request.add_unredirected_header("Authorization", f"Bearer {token}")  # not to the host that keeps the files
+    try:
+        with urlopen(request, timeout=_SECONDS) as answer:
+            body: bytes = answer.read(_MOST_BYTES + 1)
+    except HTTPError as error:
+        raise HubError(error.headers.get("X-Error-Code", "")) from error
+    except (OSError, ValueError) as error:
+        raise HubError from error
+    if len(body) > _MOST_BYTES:
+        raise HubError
+    return body

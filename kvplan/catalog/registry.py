@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
 from kvplan.catalog.architectures import Architecture, architectures
-from kvplan.catalog.body import Body, Reader
+from kvplan.catalog.config_view import ConfigView
+from kvplan.catalog.spec import ExtraModule, LayerSpec, RopeSpec
+from kvplan.catalog.tensors import Tensor
 from kvplan.catalog.typed_json import FactError
 
 _FAMILIES = "kvplan.catalog.families."
@@ -34,3 +37,22 @@ def reader_of(row: Architecture) -> Reader:
 def known_architectures() -> tuple[str, ...]:
     """Return all names that ``find_reader`` knows, sorted."""
     return tuple(architectures())
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A model without its name: the part of a ``ModelSpec`` that only the family's reader can know."""
+
+    layers: tuple[LayerSpec, ...]
+    tensors: tuple[Tensor, ...]
+    hidden_size: int
+    vocab_size: int
+    tied: bool
+    max_position_embeddings: int | None
+    rope: RopeSpec | None = None
+    extras: tuple[ExtraModule, ...] = ()
+    further_ropes: tuple[RopeSpec, ...] = ()
+    residual_streams: int = 1
+
+
+Reader = Callable[[ConfigView], Body]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.commands.options.sweep.model import ModelArgument, one_model
+from kvplan.commands.options.sweeps import ModelArgument, one_model
 from kvplan.commands.printing.render import OutputFormat, chosen_format
 from kvplan.terminal import width_of
 from kvplan.workload.requests import LARGEST_SEED

@@ -16,9 +16,16 @@ from kvplan.catalog.models import pooling_note, provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.vllm_refusals import service_note
-from kvplan.commands.options.fleets import FleetOptions, WishOptions
 from kvplan.commands.options.groups import takes_groups
-from kvplan.commands.options.plans import LIST_OPTIONS, FormatOptions, GpuOptions, PatternOptions, PlanLoadOptions
+from kvplan.commands.options.plans import (
+    LIST_OPTIONS,
+    FleetOptions,
+    FormatOptions,
+    GpuOptions,
+    PatternOptions,
+    PlanLoadOptions,
+    WishOptions,
+)
 from kvplan.commands.options.settings import takes_settings
 from kvplan.commands.options.shared import (
     ENGINE_PANEL,

@@ -14,8 +14,13 @@ import typer
 
 from kvplan.commands.options.groups import given_options, takes_groups
 from kvplan.commands.options.shared import Model
-from kvplan.commands.options.sweep.axes import FLAG_OPTIONS
-from kvplan.commands.options.sweep.model import OUTPUT_PANEL, SETTINGS_PANEL, MachineOptions, WorkloadOptions
+from kvplan.commands.options.sweeps import (
+    FLAG_OPTIONS,
+    OUTPUT_PANEL,
+    SETTINGS_PANEL,
+    MachineOptions,
+    WorkloadOptions,
+)
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.foreign_text import printable, unguarded
 from kvplan.settings import KNOBS

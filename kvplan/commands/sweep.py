@@ -13,24 +13,24 @@ import typer
 
 from kvplan.commands.options.extras import need_extra
 from kvplan.commands.options.groups import given_options, takes_groups
-from kvplan.commands.options.sweep.axes import FLAG_OPTIONS, LIST_OPTIONS, AxisOptions
-from kvplan.commands.options.sweep.engine import (
+from kvplan.commands.options.sweeps import (
+    FLAG_OPTIONS,
+    LIST_OPTIONS,
+    OUTPUT_PANEL,
+    AxisOptions,
     EngineOptions,
     GoalOptions,
-    SpreadOptions,
-    given_engine,
-    given_goals,
-    settled,
-    spread_over,
-    swept_engine,
-)
-from kvplan.commands.options.sweep.model import (
-    OUTPUT_PANEL,
     MachineOptions,
     ModelArgument,
     ModelOptions,
+    SpreadOptions,
     WorkloadOptions,
+    given_engine,
+    given_goals,
     one_model,
+    settled,
+    spread_over,
+    swept_engine,
 )
 from kvplan.commands.options.trace import TraceOptions
 from kvplan.errors import UsageError

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvplan.catalog.releases.versions import release_number
+from kvplan.catalog.releases.facts import release_number
 from kvplan.errors import UsageError
 from kvplan.explaining import patterns
 from kvplan.pasted.text import pasted_settings

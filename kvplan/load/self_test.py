@@ -18,7 +18,7 @@ from kvplan.load.target import find_model, probe_target
 from kvplan.load.traffic.arrivals import UNLIMITED
 from kvplan.metrics.http import ServerAddress
 
-_COMMAND = (sys.executable, "-m", "kvplan.load.instant.server")
+_COMMAND = (sys.executable, "-m", "kvplan.load.instant")
 # A ceiling is a steady rate: more requests than a short load has, and no pauses between them.
 _LEAST_REQUESTS = 256
 

@@ -6,8 +6,7 @@ between them. What a server does not tell is None, never 0.
     prometheus   the text format: samples by name, without a client library
     histograms   buckets, their difference, percentiles
     reading      ServerReading: occupancy, queue, counters and latencies of a server at one moment
-    names        what each engine calls them
-    page         a Prometheus page -> ServerReading
+    page         a Prometheus page -> ServerReading; what each engine calls them
     limits       the settings a running server tells of itself: seats, tokens per step, context
     window       what happened between two readings
     http         one kept connection, and the mistakes of an address in one sentence; what such a connection takes at

@@ -7,7 +7,6 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     engine_names which engines there are, and which options are whose
     drafting    who proposes tokens for the engine to verify
     options     what the user asked for, as written
-    consent     what a directory may start or call when its sweep is continued
     design      which settings a sweep measures if it does not search
     capacity    sweeps that only count: their device, and what they cannot answer
     weights     where the weights come from
@@ -22,7 +21,7 @@ directory of ``kvplan.runs``. The parent process never imports the engine; a wor
     rows        a row: what was known before the trial, and what the worker measured
     hosts       what serves trials, whichever engine it is
     worker_host the sweep's own engine in a worker process
-    pool/       trials on several workers at once, of which some may be lost
+    pool        trials on several workers at once, of which some may be lost
     cluster/    a Ray cluster as such a pool
     runner      one trial after the other, whatever becomes of each of them
     progress    what a running sweep shows

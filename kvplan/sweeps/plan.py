@@ -34,7 +34,7 @@ from kvplan.sweeps.forecast.prediction import Predictor, TrialPrediction
 from kvplan.sweeps.forecast.under_load import SloPrediction, UnderLoad
 from kvplan.sweeps.hosts import LowersOnTheRun, SweptEngine
 from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
-from kvplan.sweeps.schedules.lines import make_search
+from kvplan.sweeps.schedules.boundary_search import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns
 from kvplan.sweeps.schedules.schedule import FixedSchedule, Schedule, Step, simulate, trials_of
 from kvplan.sweeps.schedules.slo_search import SloSearch
@@ -269,36 +269,15 @@ def make_predictor(
     served_by = OWN_ENGINE if engine is None else engine.name
     profile = measured.for_device(device.kind, device.name, device.num_cores, dtype, engine=served_by)
     notices = measured.notices if profile is None else (*measured.notices, f"speeds: {profile.as_text()}")
-    if engine is not None:
-        requests = generate_requests(workload)
-        model = engine.model(spec, device)
-        lowered = engine.lowered if isinstance(engine, LowersOnTheRun) else frozenset[str]()
-        predictor = Predictor(
-            spec,
-            device,
-            requests,
-            workload.max_concurrency,
-            calibration=profile,
-            engine=model,
-            lowered=lowered,
-            finds_more=share_by_file(requests),
-        )
-        return predictor, notices
     requests = generate_requests(workload)
-    if options.is_counted:
-        counted = Predictor(spec, device, requests, workload.max_concurrency, is_counted=True)
-        return replace(counted, deployed_on=options.counted_gpus()), ()
-    is_dense = resolve_load_format(options) == "dummy"
-    found = Predictor(
-        spec,
-        device,
-        requests,
-        workload.max_concurrency,
-        calibration=profile,
-        is_dense=is_dense,
-        finds_more=share_by_file(requests),
-    )
-    return found, notices
+    found = Predictor(spec, device, requests, workload.max_concurrency)
+    if engine is None and options.is_counted:
+        return replace(found, is_counted=True, deployed_on=options.counted_gpus()), ()
+    found = replace(found, calibration=profile, finds_more=share_by_file(requests))
+    if engine is None:
+        return replace(found, is_dense=resolve_load_format(options) == "dummy"), notices
+    lowered = engine.lowered if isinstance(engine, LowersOnTheRun) else frozenset[str]()
+    return replace(found, engine=engine.model(spec, device), lowered=lowered), notices
 
 
 def notices_of(

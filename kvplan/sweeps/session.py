@@ -29,12 +29,11 @@ from kvplan.runs.trials import Trial
 from kvplan.sweeps.design import base_settings, make_design
 from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
-from kvplan.sweeps.hosts import OnEvent, SweptEngine, TrialHost
+from kvplan.sweeps.hosts import HostPool, OnEvent, SweptEngine, TrialHost
 from kvplan.sweeps.manifest import DeviceOf, manifest_of, plan_from_manifest
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan, implementation_of, make_schedule
-from kvplan.sweeps.pool.hosts import HostPool
-from kvplan.sweeps.pool.runner import PoolRunner
+from kvplan.sweeps.pool import PoolRunner
 from kvplan.sweeps.progress import Progress
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.runner import Runner

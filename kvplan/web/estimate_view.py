@@ -7,7 +7,7 @@ from typing import Any
 from kvplan.api import Estimate
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.prices import usd_per_million_tokens
-from kvplan.commands.printing.ranges import limit_cell
+from kvplan.commands.printing.estimate_rows import limit_cell
 from kvplan.estimate.kv_cache import KIND_NAMES
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.placed.placement import SizedDeployment

@@ -271,7 +271,7 @@ class RowMaker:
             )
         self._sessions.pop(session, None)
 
-    def _of_agent(self, fields: Mapping[str, Any], requests: Sequence[Any], begin: float = 0.0) -> Iterator[RequestRow]:
+    def _of_agent(self, fields: Mapping[str, Any], requests: Sequence[Any]) -> Iterator[RequestRow]:
         """A trace of an agent (Weka's KV cache tester): its requests, and those of the agents that it starts."""
         own = fields.get("id", self._num_chats)
         size = _length(fields["block_size"], "block_size") if "block_size" in fields else None

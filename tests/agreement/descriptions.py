@@ -7,7 +7,7 @@ from typing import Any
 
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.kv_cache import CacheSettings
-from kvplan.estimate.kvplan.parts import layer_parts
+from kvplan.estimate.kvplan.layout import layer_parts
 from kvplan_engine.description.kept_units import KeptUnit, kept_units
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import num_parameters

@@ -9,9 +9,8 @@ from pathlib import Path
 from sweep_helpers import FAKE_WORKER
 
 from kvplan.sweeps.forecast.under_load import PreparedTrial
-from kvplan.sweeps.hosts import OnEvent
+from kvplan.sweeps.hosts import HostLost, HostUnfit, OnEvent, PoolHost
 from kvplan.sweeps.plan import SweepPlan
-from kvplan.sweeps.pool.hosts import HostLost, HostUnfit, PoolHost
 from kvplan.sweeps.rows import SweepIdentity
 from kvplan.sweeps.worker.client import TimeLimits, Worker
 from kvplan.sweeps.worker.protocol import TrialResult

@@ -15,7 +15,7 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.commands.printing.estimate_parts import layout_lines
-from kvplan.commands.printing.ranges import range_cell
+from kvplan.commands.printing.estimate_rows import range_cell
 from kvplan.estimate.deployments import place
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.layout import plan_layout

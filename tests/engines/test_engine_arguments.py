@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.catalog.models import resolve_model
-from kvplan.commands.options.sweep.engine import settled
+from kvplan.commands.options.sweeps import settled
 from kvplan.engines.arguments import given_settings, settle_arguments
 from kvplan.engines.llamacpp.options import server_options
 from kvplan.engines.registry import swept_engine

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvplan.catalog.body import Body as Body
 from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.parts import FULL, AttentionTraits, Window, attention, chunked, linear, norms, outside, sliding
+from kvplan.catalog.registry import Body as Body
 from kvplan.catalog.spec import (
     ExtraModule,
     FeedForward,

@@ -4,7 +4,7 @@
 file and symbol of the engine's source that decide it, and the newest release in which that was read. Everything else
 asks a release for its facts by name.
 
-facts     a table's rows, checked against the class that names its facts, and the values that hold in one release
-versions  releases as they are printed, and as numbers
+facts     a table's rows, checked against the class that names its facts, and the values that hold in one release;
+          releases as they are printed, and as numbers
 vllm      vLLM's facts; sglang, trtllm: SGLang's and TensorRT-LLM's
 """

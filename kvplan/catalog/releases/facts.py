@@ -10,16 +10,20 @@ ones'. Releases between those that were read have the older one's facts.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Final, Generic, TypeVar, get_type_hints
 
-from kvplan.catalog.releases.versions import Number, release_number
 from kvplan.catalog.typed_json import WRONG, FactError, checker, type_text
 from kvplan.paths import profiles_dir
 
+Number = tuple[int, int, int]
+"""(major, minor, patch)."""
+
+_VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,6}))?", re.ASCII)
 Release = TypeVar("Release")
 _KEYS = frozenset({"fact", "type", "what", "values", "sources", "read_through"})
 
@@ -122,3 +126,17 @@ def _number(text: str) -> Number:
     if number is None:
         raise FactError(f"'{text}' is no release.")
     return number
+
+
+def release_number(version: str) -> Number | None:
+    """Return (0, 4, 3) of ``0.4.3.post2``; None of ``latest`` and of what is no number, which stand for the newest."""
+    match = _VERSION.match(version.strip().lower())
+    if match is None:
+        return None
+    major, minor, patch = (int(part or 0) for part in match.groups())
+    return major, minor, patch
+
+
+def release_text(number: Number) -> str:
+    """Return ``0.19.0`` of (0, 19, 0)."""
+    return ".".join(map(str, number))

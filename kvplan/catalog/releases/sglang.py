@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from kvplan.catalog.releases.facts import ReleaseTable, load_releases
-from kvplan.catalog.releases.versions import Number, release_number
+from kvplan.catalog.releases.facts import Number, ReleaseTable, load_releases, release_number
 from kvplan.units import GIB
 
 _MANY_GPUS = 4

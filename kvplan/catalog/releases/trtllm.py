@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from kvplan.catalog.releases.facts import ReleaseTable, load_releases
-from kvplan.catalog.releases.versions import Number, release_number
+from kvplan.catalog.releases.facts import Number, ReleaseTable, load_releases, release_number
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # one object for each release

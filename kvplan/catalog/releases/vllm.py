@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
-from kvplan.catalog.releases.facts import ReleaseTable, load_releases
-from kvplan.catalog.releases.versions import Number, release_number, release_text
+from kvplan.catalog.releases.facts import Number, ReleaseTable, load_releases, release_number, release_text
 from kvplan.errors import UsageError
 
 SamplerKind = Literal["sort", "triton"]

@@ -1,8 +1,8 @@
 """What commands print: tables as wide as the terminal, documents, rows; data on stdout, talk on stderr.
 
 render                           the formats that every command offers; how a table fits a terminal
-estimates, estimate_rows         an estimate, and several in one table
-ranges, estimate_parts, queues   its intervals; its speeds, blocks and drafter; percentiles of a load, terms of a step
+estimates, estimate_rows         an estimate; several in one table, and intervals
+estimate_parts, queues           its speeds, blocks and drafter; percentiles of a load, terms of a step
 explanations, known              what `explain`, `models` and `gpus` print
 plans, plan_sentences            what `plan` prints: the answer, beside one without a command's settings; its sentences
 plan_tables, plan_page           its tables; a page of sentences and tables

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.commands.printing.estimate_parts import layout_lines, print_speculation, print_speeds
-from kvplan.commands.printing.estimate_rows import csv_rows, gpu_label, print_comparison
-from kvplan.commands.printing.ranges import (
+from kvplan.commands.printing.estimate_rows import (
     RANGE_HEAD,
     RANGE_MEANING,
+    csv_rows,
+    gpu_label,
     has_ranges,
     limit_cell,
+    print_comparison,
     print_ranges,
     range_cell,
     range_warnings,

@@ -7,14 +7,7 @@ from typing import Any
 
 from kvplan.catalog.devices.gpus import GpuProfile, gpu_row, gpus_document
 from kvplan.catalog.vllm_registry import RegisteredModel
-from kvplan.commands.printing.render import (
-    OutputFormat,
-    print_csv,
-    print_json,
-    print_markdown,
-    print_sentence,
-    print_table,
-)
+from kvplan.commands.printing.render import OutputFormat, print_rows, print_sentence
 from kvplan.estimate.known_models import SCHEMA, KnownModel
 from kvplan.units import format_gib, format_tokens
 
@@ -27,21 +20,14 @@ _WINDOWS = (
 def print_models(found: Sequence[KnownModel], chosen: OutputFormat) -> None:
     """Print the models in the format that was chosen."""
     rows = [model.as_json() for model in found]
-    if chosen is OutputFormat.json:
-        print_json({"schema": SCHEMA, "models": rows})
-    elif chosen is OutputFormat.csv:
-        print_csv([{**row, "aliases": " ".join(row["aliases"])} for row in rows])
-    else:
-        head = ["name", "id", "parameters", "active", "longest", "KV B/token", "past windows"]
-        cells = [_model_cells(row) for row in rows]
-        if chosen is OutputFormat.md:
-            print_markdown(head, cells)
-            return
-        has_windows = any(row["kv_window_bytes_per_token"] for row in rows)
-        shown = len(head) - (not has_windows)
-        print_table(None, head[:shown], [row[:shown] for row in cells], text_columns=(0, 1), parts=("active",))
-        if has_windows:
-            print_sentence(_WINDOWS)
+    head = ["name", "id", "parameters", "active", "longest", "KV B/token", "past windows"]
+    has_windows = any(row["kv_window_bytes_per_token"] for row in rows)
+    shown = len(head) - (chosen is OutputFormat.table and not has_windows)
+    cells = [_model_cells(row)[:shown] for row in rows]
+    csv_rows = [{**row, "aliases": " ".join(row["aliases"])} for row in rows]
+    print_rows(chosen, {"schema": SCHEMA, "models": rows}, csv_rows, head[:shown], cells, parts=("active",))
+    if has_windows and chosen is OutputFormat.table:
+        print_sentence(_WINDOWS)
 
 
 def _model_cells(row: dict[str, Any]) -> list[str]:
@@ -60,17 +46,9 @@ def _model_cells(row: dict[str, Any]) -> list[str]:
 
 def print_gpus(found: Sequence[GpuProfile], chosen: OutputFormat) -> None:
     """Print the devices in the format that was chosen."""
-    if chosen is OutputFormat.json:
-        print_json(gpus_document(found))
-    elif chosen is OutputFormat.csv:
-        print_csv([gpu_row(profile) for profile in found])
-    else:
-        head = ["id", "name", "memory GiB", "GB/s", "bf16 TFLOPS", "fp8 TFLOPS", "$/hour"]
-        cells = [_gpu_cells(profile) for profile in found]
-        if chosen is OutputFormat.md:
-            print_markdown(head, cells)
-        else:
-            print_table(None, head, cells, text_columns=(0, 1))
+    head = ["id", "name", "memory GiB", "GB/s", "bf16 TFLOPS", "fp8 TFLOPS", "$/hour"]
+    rows = [gpu_row(profile) for profile in found]
+    print_rows(chosen, gpus_document(found), rows, head, [_gpu_cells(profile) for profile in found])
 
 
 def _gpu_cells(profile: GpuProfile) -> list[str]:
@@ -94,19 +72,11 @@ def print_registered(found: Sequence[RegisteredModel], release: str, chosen: Out
         {"architecture": each.architecture, "kind": each.kind, "sized": each.is_sized, "why": each.why}
         for each in found
     ]
-    if chosen is OutputFormat.json:
-        print_json({"schema": "kvplan.vllm_registry/1", "release": release, "architectures": rows})
-        return
-    if chosen is OutputFormat.csv:
-        print_csv(rows)
-        return
-    head = ["architecture", "kind", "sized", "why"]
+    document = {"schema": "kvplan.vllm_registry/1", "release": release, "architectures": rows}
     cells = [[each.architecture, each.kind, "yes" if each.is_sized else "no", each.why] for each in found]
-    if chosen is OutputFormat.md:
-        print_markdown(head, cells)
-        return
-    print_table(None, head, cells, text_columns=(0, 1, 2, 3))
-    print_sentence(registry_counts(found, release))
+    print_rows(chosen, document, rows, ["architecture", "kind", "sized", "why"], cells, text_columns=(0, 1, 2, 3))
+    if chosen is OutputFormat.table:
+        print_sentence(registry_counts(found, release))
 
 
 def registry_counts(found: Sequence[RegisteredModel], release: str) -> str:

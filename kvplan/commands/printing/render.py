@@ -122,6 +122,27 @@ def print_table(
         say(line)
 
 
+def print_rows(
+    chosen: OutputFormat,
+    document: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    head: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    *,
+    text_columns: tuple[int, ...] = (0, 1),
+    parts: Sequence[str] = (),
+) -> None:
+    """The same in the format that was chosen: the JSON ``document``, ``rows`` as CSV, ``cells`` below ``head``."""
+    if chosen is OutputFormat.json:
+        print_json(document)
+    elif chosen is OutputFormat.csv:
+        print_csv(rows)
+    elif chosen is OutputFormat.md:
+        print_markdown(head, cells)
+    else:
+        print_table(None, head, cells, text_columns=text_columns, parts=parts)
+
+
 def print_sentence(text: str, *, indent: str = "  ", further: str | None = None) -> None:
     """A sentence: on a terminal in lines as wide as that (kvplan.terminal), elsewhere one line. Not for commands."""
     say(fitted(text, out(), indent=indent, further=further))

@@ -28,23 +28,21 @@ from kvplan.engines.interface import (
 )
 from kvplan.engines.steps import StepLog
 from kvplan.engines.vllm.failures import read_failure
-from kvplan.engines.vllm.limits import (
-    LOWERED,
-    SCHEDULER,
-    limited_environment,
-    plugin_environment,
-    steps_file,
-    write_limits,
-)
 from kvplan.engines.vllm.model import VllmModel
 from kvplan.errors import KvplanError
 from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.machine.device import Device
 from kvplan.metrics.reading import EngineName, ServerReading
+from kvplan.runs.storage.files import write_whole
 from kvplan.runs.trials import SETTING_NAMES, TrialSettings
 from kvplan.settings import KNOBS
 from kvplan.sweeps.forecast.pool import EngineModel
 
+LOWERED: Final = frozenset({"max_num_seqs", "max_num_batched_tokens"})
+SCHEDULER: Final = "kvplan_limits.LimitedScheduler"
+_PLUGIN: Final = Path(__file__).parent / "plugin"
+_FILE: Final = "limits.json"
+_STEPS: Final = "steps.txt"
 SERVER: Final = "vllm.entrypoints.openai.api_server"
 _ALLOCATORS: Final = (
     "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
@@ -262,3 +260,25 @@ def preloads(prefix: str) -> list[str]:
     openmp = Path(prefix) / "lib" / _OPENMP
     allocator = next((path for path in _ALLOCATORS if Path(path).exists()), None)
     return [str(path) for path in (allocator, openmp if openmp.exists() else None) if path is not None]
+
+
+def limited_environment(directory: Path) -> dict[str, str | None]:
+    """What a server with the scheduler needs: the plug-in on its path, and nothing else of ours."""
+    files = {"KVPLAN_LIMITS_FILE": str(directory / _FILE), "KVPLAN_STEPS_FILE": str(steps_file(directory))}
+    return {**plugin_environment(), **files}
+
+
+def steps_file(directory: Path) -> Path:
+    """Where the scheduler writes a line for each step."""
+    return directory / _STEPS
+
+
+def plugin_environment() -> dict[str, str | None]:
+    """Where a server, or what it is forked from, finds the plug-in."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(_PLUGIN), os.environ.get("PYTHONPATH"))))}
+
+
+def write_limits(directory: Path, settings: TrialSettings) -> None:
+    """From the next step on, vLLM keeps to these."""
+    limits = {name: getattr(settings, name) for name in sorted(LOWERED)}
+    write_whole(directory / _FILE, json.dumps(limits) + "\n")

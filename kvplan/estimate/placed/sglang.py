@@ -6,8 +6,8 @@ from typing import Final
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.releases.facts import release_text
 from kvplan.catalog.releases.sglang import sglang_release
-from kvplan.catalog.releases.versions import release_text
 from kvplan.catalog.spec import ModelSpec
 from kvplan.caveats import Caveat
 from kvplan.errors import KvplanError

@@ -48,11 +48,6 @@ class Links:
         self._now = 0.0
         self.bytes_moved = 0.0
 
-    @property
-    def num_under_way(self) -> int:
-        """Transfers that have not ended."""
-        return len(self._under_way)
-
     def start(self, at: float, number: int, source: Hashable, destination: Hashable, num_bytes: float) -> None:
         """Begin a transfer at ``at``, which is not before the last moment that was asked about."""
         self._pass(at)

@@ -11,7 +11,7 @@ beginnings whole. So a number of blocks for each request that will use them is a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -102,14 +102,13 @@ def cache_curve(
     layout: CacheLayout,
     *,
     keeps_answers: bool = True,
-    on_progress: Callable[[int], None] | None = None,
 ) -> CacheCurve:
     """Return the curve of requests that are ``split`` over caches. keeps_answers: as for ``chains_of``."""
     caches = []
     for requests in split:
         chains = chains_of(requests, layout.unit_tokens, keeps_answers=keeps_answers)
         numbers = tuple(request.number for request in requests)
-        caches.append(MetCache(numbers, tuple(chains), reuse_distances(chains, on_progress)))
+        caches.append(MetCache(numbers, tuple(chains), reuse_distances(chains)))
     prompts = sum(request.num_prompt_tokens for requests in split for request in requests)
     return CacheCurve(layout, tuple(caches), prompts)
 

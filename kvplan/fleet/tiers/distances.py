@@ -16,7 +16,7 @@ Fenwick tree over requests is enough: a request costs a few sums, not one per bl
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -152,14 +152,12 @@ class ReuseDistances:
         )
 
 
-def reuse_distances(chains: Sequence[Chain], on_progress: Callable[[int], None] | None = None) -> ReuseDistances:
-    """Make the pass. on_progress: called with the number of requests behind it, now and then."""
+def reuse_distances(chains: Sequence[Chain]) -> ReuseDistances:
+    """Make the pass."""
     stack = Stack(len(chains))
     found: list[Stretch] = []
     for number, chain in enumerate(chains):
         found.extend(_that_can_hit(stack.use(number, chain), chain.most_hit_blocks))
-        if on_progress is not None and not number % 4096:
-            on_progress(number)
     return ReuseDistances(tuple(chains), tuple(found))
 
 

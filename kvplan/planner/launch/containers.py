@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from kvplan import __version__
-from kvplan.catalog.releases.versions import release_number
+from kvplan.catalog.releases.facts import release_number
 from kvplan.paths import profiles_dir
 from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.choices.expected import Figure

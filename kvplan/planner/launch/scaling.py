@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvplan.catalog.releases.versions import release_number
+from kvplan.catalog.releases.facts import release_number
 from kvplan.fleet.scaling.policy import Direction, MetricName, ReplicaPolicy, Trigger
 from kvplan.planner.launch.containers import object_name, yaml_text
 

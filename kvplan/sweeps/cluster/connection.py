@@ -18,9 +18,9 @@ from kvplan.sweeps.cluster.hosts import RayHost, RayPool
 from kvplan.sweeps.cluster.node_worker import Task
 from kvplan.sweeps.cluster.places import kind_to_use, nodes_from, places_in
 from kvplan.sweeps.drafting import swept_model
+from kvplan.sweeps.hosts import HostLost, HostPool, HostUnfit
 from kvplan.sweeps.options import SweepOptions
 from kvplan.sweeps.plan import SweepPlan
-from kvplan.sweeps.pool.hosts import HostLost, HostPool, HostUnfit
 from kvplan.sweeps.rows import SweepIdentity
 
 _CONNECT_SECONDS: Final = 5.0

@@ -13,9 +13,8 @@ from kvplan.errors import KvplanError
 from kvplan.sweeps.cluster.node_worker import NodeReport, NodeWorker, ServedTrial, Task
 from kvplan.sweeps.cluster.places import WorkerPlace, nodes_from, places_in
 from kvplan.sweeps.forecast.under_load import PreparedTrial
-from kvplan.sweeps.hosts import OnEvent
+from kvplan.sweeps.hosts import HostLost, HostUnfit, OnEvent, PoolHost
 from kvplan.sweeps.options import COUNTED_FORMAT, SweepOptions
-from kvplan.sweeps.pool.hosts import HostLost, HostUnfit, PoolHost
 from kvplan.sweeps.worker.client import TimeLimits
 from kvplan.sweeps.worker.protocol import TrialResult
 

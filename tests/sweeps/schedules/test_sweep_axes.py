@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from kvplan.commands.options.sweep.axes import FLAG_OPTIONS, AxisOptions
+from kvplan.commands.options.sweeps import FLAG_OPTIONS, AxisOptions
 from kvplan.errors import UsageError
 from kvplan.list_words import with_flag_words
 from kvplan.runs import trials

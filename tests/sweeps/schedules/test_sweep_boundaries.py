@@ -10,7 +10,7 @@ from kvplan.runs.answers.boundaries import find_boundaries
 from kvplan.runs.answers.summary import find_violations, kv_waste, prediction_errors
 from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import TrialSettings
-from kvplan.sweeps.schedules.lines import frontier_utilizations, make_search
+from kvplan.sweeps.schedules.boundary_search import frontier_utilizations, make_search
 
 
 def row(status: str = "ok", **values: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from kvplan.runs.answers.outliers import excluded_runs, noise_reason, without_ex
 from kvplan.runs.answers.summary import summarize
 from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import SETTING_NAMES, Trial, TrialSettings
-from kvplan.sweeps.schedules.lines import make_search
+from kvplan.sweeps.schedules.boundary_search import make_search
 from kvplan.sweeps.schedules.reruns import WithReruns
 from kvplan.sweeps.schedules.schedule import FixedSchedule, Step, simulate
 

@@ -20,9 +20,8 @@ from kvplan.runs.directory import read_trials
 from kvplan.runs.rows import empty_row
 from kvplan.runs.trials import SETTING_NAMES, TrialSettings
 from kvplan.sweeps.progress import SilentProgress
-from kvplan.sweeps.schedules.lines import make_search
+from kvplan.sweeps.schedules.boundary_search import AUDIT_SHARE, BoundarySearch, make_search
 from kvplan.sweeps.schedules.schedule import Step, simulate
-from kvplan.sweeps.schedules.search import AUDIT_SHARE, BoundarySearch
 from kvplan.sweeps.session import resume_sweep, run_new_sweep
 
 BASE = TrialSettings(0.9, 8, 4, 64, 512)

@@ -17,8 +17,8 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import TRIALS
 from kvplan.runs.trials import Trial, TrialSettings
+from kvplan.sweeps.pool import MOST_LOST
 from kvplan.sweeps.pool import runner as pool_runner
-from kvplan.sweeps.pool.runner import MOST_LOST
 from kvplan.sweeps.progress import RichProgress, RunningTrial, SilentProgress
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN, reruns_after
 from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep

@@ -26,7 +26,7 @@ from kvplan.load.client.connection import Client
 from kvplan.load.client.record import RequestRecord
 from kvplan.load.observed.figures import MeasuredRun, client_figures
 from kvplan.metrics.http import ServerAddress
-from kvplan.metrics.names import ENGINES, MetricNames
+from kvplan.metrics.page import ENGINES, MetricNames
 from kvplan.top.snapshot import make_snapshot, top_document
 from kvplan.top.view import screen
 from kvplan.top.watch import ServerWatch

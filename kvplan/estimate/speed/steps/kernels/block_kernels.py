@@ -44,8 +44,8 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.facts import release_number
 from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
-from kvplan.catalog.releases.versions import release_number
 from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork

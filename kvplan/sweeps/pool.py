@@ -22,7 +22,7 @@ from kvplan.sweeps.forecast.drafting import predicted_gain
 from kvplan.sweeps.forecast.prediction import Predictor
 from kvplan.sweeps.forecast.timing import TrialTimes
 from kvplan.sweeps.forecast.under_load import PreparedTrial, UnderLoad
-from kvplan.sweeps.pool.hosts import HostLost, HostPool, HostUnfit, PoolHost
+from kvplan.sweeps.hosts import HostLost, HostPool, HostUnfit, PoolHost
 from kvplan.sweeps.progress import Progress, RunningTrial
 from kvplan.sweeps.rows import SweepIdentity, finished_record, predicted_by_reserve, row_before
 from kvplan.sweeps.schedules.reruns import reruns_after
