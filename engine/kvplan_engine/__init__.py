@@ -10,8 +10,8 @@ The life of a request:
 5. ``models`` runs the decoder over it with ``layers``, ``attention`` and ``kernels``; new K and V go into the pool.
 6. ``sampling`` chooses a token for each sequence from its logits.
 7. The output processor (``execution``) appends the tokens and ends sequences at a stop token, a stop string or length.
-8. The blocks return to the pool, still to be found by their hashes, and ``llm`` returns the text; ``offline`` steps
-   until all requests of a call are answered.
+8. The blocks return to the pool, still to be found by their hashes, and ``llm``, which steps until all
+   requests of a call are answered, returns the text.
 
 Before all that ``checkpoints`` reads config and weights into a ``description``, and ``memory`` divides what ``device``
 has, so that the pool's size is known before the first request. ``adapters`` are LoRA's corrections of single sequences;

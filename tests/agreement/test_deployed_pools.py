@@ -1,7 +1,7 @@
 """GPUs that are only counted as a deployment divides them: the engine's blocks are those that were predicted.
 
 Sizes alone: nothing is allocated, and no step is run. The engine reads every config and divides what is kept on its
-own (``description/counted_part.py``); the planner does so from its own description (``estimate/kvplan/kept_parts.py``).
+own (``description/division.py``); the planner does so from its own description (``estimate/kvplan/kept_parts.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvplan.settings import ServingSettings
 from kvplan.sweeps.forecast.deployed import DeployedPool, predict_deployed
 from kvplan_engine import ContextTooLong, Engine, EngineConfig, OutOfDeviceMemory
 from kvplan_engine.checkpoints.loaders import read_config
-from kvplan_engine.description.counted_part import counted_part
+from kvplan_engine.description.division import counted_part
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import SettingsError
 from kvplan_engine.memory.plan import Needs, kv_layout, plan_ranks

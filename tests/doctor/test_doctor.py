@@ -25,8 +25,7 @@ from kvplan.units import GIB
 from kvplan_engine import EngineConfig, EngineError
 from kvplan_engine.device import cuda
 from kvplan_engine.doctor import examine as examining
-from kvplan_engine.doctor.examine import cpu_units, examine, place_of
-from kvplan_engine.doctor.ranks import _first_answer, choose_over_gpus
+from kvplan_engine.doctor.examine import _first_answer, choose_over_gpus, cpu_units, examine, place_of
 from kvplan_engine.kernel_checks.verdicts import Verdict, Verdicts
 
 

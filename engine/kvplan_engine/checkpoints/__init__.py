@@ -8,12 +8,10 @@ tensor_names  the names of a family's tensors
 parameters    which tensors of a checkpoint each parameter is made of
 row_order     the rows of queries and keys, in the order of the kernels; of latent attention, of layers with a state and
               of gates; factors of activations, multiplied into the weights
-checkpoint    an open checkpoint: its parameters, and how its tensors are read
 quantised/    weights in few bits, of every method that is read, and rounding
 tokenizer     a model's tokenizer; that of a .gguf file is kept in the user's cache
 weights       the weights in memory: allocated, filled, counted, fingerprinted
 loaders       which load_format reads weights from what
 safetensors, gguf, dummy   one loader each; which layers use the same dummy weights
-gguf_header   metadata of a GGUF file, and where its tensors lie; gguf_config: in the words of a config.json
-gguf_tensors  its tensors under the names of a family, each expert apart
+gguf_header   metadata of a GGUF file, and where its tensors lie
 """

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
-from kvplan_engine.checkpoints.checkpoint import Checkpoint
 from kvplan_engine.checkpoints.families import names_of
 from kvplan_engine.checkpoints.parameters import Source, StoredParameter, stored_parameters
+from kvplan_engine.checkpoints.quantised.reader import Checkpoint
 from kvplan_engine.checkpoints.weights import Weights, name_on_stage
 from kvplan_engine.description.division import Rank, Share, share_of
 from kvplan_engine.description.model import Layer, ModelDescription

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvplan_engine.checkpoints.checkpoint import Checkpoint
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.dummy import fill_dummy, open_dummy
-from kvplan_engine.checkpoints.gguf import open_gguf
-from kvplan_engine.checkpoints.gguf_config import read_gguf_config
+from kvplan_engine.checkpoints.gguf import open_gguf, read_gguf_config
 from kvplan_engine.checkpoints.quantised.held import HeldWeights, plan_held
+from kvplan_engine.checkpoints.quantised.reader import Checkpoint
 from kvplan_engine.checkpoints.quantised.rounding import RoundingReader
 from kvplan_engine.checkpoints.safetensors import open_safetensors, read_safetensors_config
 from kvplan_engine.checkpoints.weights import Weights, fill_weights

@@ -8,11 +8,10 @@ weights (``load_format="none"``).
     mixers         what moves information between tokens: attention of every kind, states, convolutions
     feed_forward   MLPs and mixtures of experts
     model          layers of mixers and feed-forwards, and what stands around them; layers that all keep the same
-    parameters/    every parameter of a model: its shape, part by part
     norms          which normalisations there are, and where they stand
-    division       what one rank has of a model where several share every layer
-    counted_part   what a rank keeps of a model that no rank computes a part of yet
-    undivided      what several ranks cannot share
+    parameters/    every parameter of a model: its shape, part by part
+    division       what one rank has of a model where several share every layer, and what they cannot share; what it
+                   keeps of a model that no rank computes a part of yet
     kept_units     what a layer keeps of a sequence, and for how long
     weight_format  the bytes of a weight in few bits; formats that weights can be quantised to when they are loaded
 """

@@ -16,11 +16,111 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvplan_engine.description.feed_forward import FeedForward, Mixture, Mlp
-from kvplan_engine.description.mixers import Attention
+from kvplan_engine.description.mixers import (
+    FULL,
+    Attention,
+    CompressedAttention,
+    CrossAttention,
+    LatentAttention,
+    Mixer,
+    State,
+)
 from kvplan_engine.description.model import Layer, ModelDescription, Stage
 from kvplan_engine.description.parameters.parameter import Parameter
-from kvplan_engine.description.undivided import check_division, check_stages
 from kvplan_engine.errors import SettingsError
+
+# What several ranks cannot share: refused by name, before anything is loaded.
+
+
+def check_stages(model: ModelDescription, count: int) -> None:
+    """SettingsError where ``count`` stages cannot share the stack."""
+    if count > model.num_layers:
+        raise SettingsError(
+            f"{model.num_layers} layers cannot be divided over {count} stages.", hint="lower pipeline_parallel_size"
+        )
+    attention = [mixer for layer in model.distinct_layers for mixer in layer.mixers]
+    is_alike = all(isinstance(each, Attention) and each.kept == FULL for each in attention)
+    named = {
+        "layers that keep unlike tokens": not is_alike,
+        "layers that read what others keep": any(getattr(each, "reads_layer", None) is not None for each in attention),
+        "inputs of each layer's own": model.layer_inputs is not None,
+        "parameters of no part": bool(model.others),
+    }
+    found = next((name for name, is_there in named.items() if is_there), None)
+    if found is not None:
+        raise SettingsError(
+            f"the engine does not divide {model.architecture} into stages yet: it has {found}.",
+            hint="use pipeline_parallel_size=1",
+        )
+
+
+def check_division(model: ModelDescription, count: int) -> None:
+    """SettingsError, with the first thing in ``model`` that ``count`` ranks cannot share."""
+    undivided = next(filter(None, map(_undivided, model.distinct_layers)), None)
+    undivided = undivided or ("parameters of no part" if model.others else None)
+    if undivided is not None:
+        raise SettingsError(
+            f"the engine does not divide {model.architecture} over {count} ranks yet: it has {undivided}.",
+            hint="use tensor_parallel_size=1",
+        )
+    for number, what in (each for layer in model.distinct_layers for each in _divided_sizes(layer)):
+        _divided(number, count, what)
+    for layer in model.distinct_layers:
+        for mixer in layer.mixers:
+            if isinstance(mixer, Attention):
+                _kv_heads(mixer.num_kv_heads, count)
+        _check_experts(layer, count)
+
+
+def _check_experts(layer: Layer, count: int) -> None:
+    """Refuse fewer experts than ranks: whole ones need not divide, but each rank has one."""
+    part = layer.feed_forward
+    if isinstance(part, Mixture) and part.whole_experts and part.num_experts < count:
+        raise SettingsError(
+            f"{part.num_experts} whole experts cannot be divided over {count} ranks.",
+            hint="lower tensor_parallel_size, or leave enable_expert_parallel out",
+        )
+
+
+def _divided_sizes(layer: Layer) -> Iterator[tuple[int, str]]:
+    for mixer in layer.mixers:
+        if isinstance(mixer, Attention):
+            yield mixer.num_heads, "attention heads"
+    part = layer.feed_forward
+    if isinstance(part, Mlp):
+        yield part.size, "inner elements of an MLP"
+    if isinstance(part, Mixture):
+        if not part.whole_experts:
+            yield part.expert.size, "inner elements of an expert"
+        if part.shared is not None:
+            yield part.shared.size, "inner elements of the shared expert"
+
+
+def _undivided(layer: Layer) -> str | None:
+    """What of ``layer`` no split is declared for, or needs more than sums over ranks."""
+    lacking = [_undivided_mixer(mixer) for mixer in layer.mixers]
+    lacking.append("parameters of no part" if layer.others else None)
+    return next(filter(None, lacking), None)
+
+
+_UNDIVIDED_MIXERS: dict[type[Mixer], str] = {
+    LatentAttention: "latent attention",
+    CompressedAttention: "compressed attention",
+    State: "layers with a state",
+    CrossAttention: "cross attention",
+}
+
+
+def _undivided_mixer(mixer: Mixer) -> str | None:
+    if not isinstance(mixer, Attention):
+        return _UNDIVIDED_MIXERS[type(mixer)]
+    named = {
+        "slopes (ALiBi)": mixer.alibi,
+        "a norm across all heads": mixer.head_norm == "all",
+        "an index of keys": mixer.indexer is not None,
+        "attention that layers share": mixer.shared_weights,
+    }
+    return next((name for name, is_there in named.items() if is_there), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +279,68 @@ def _part_of_feed_forward(part: FeedForward, rank: Rank) -> FeedForward:
     if part.whole_experts:
         return replace(part, held=experts_of(part.num_experts, rank), shared=shared)
     return replace(part, expert=replace(part.expert, size=part.expert.size // rank.count), shared=shared)
+
+
+# What one rank keeps of every sequence, for models that no rank computes a part of yet (``load_format="none"``).
+#
+# ``rank_model`` says what a rank computes, and refuses what it cannot. To count blocks, what is kept is enough:
+#
+#     attention, cross attention    KV heads divided, or one on each rank where there are fewer heads than ranks
+#     latents and index keys        whole on every rank: all heads read the same vectors
+#     states                        heads and channels divided; Mamba-2's groups, which heads share, at least one a rank
+#     n-grams' inputs               whole on every rank
+
+
+def counted_part(model: ModelDescription, layers: range, num_ranks: int) -> ModelDescription:
+    """``layers`` of ``model`` as one of ``num_ranks`` keeps them. SettingsError where heads cannot be divided."""
+    kept = model.layers[layers.start : layers.stop]
+    parts = {layer: _kept_by_rank(layer, num_ranks) for layer in dict.fromkeys(kept)}
+    return replace(model, layers=tuple(parts[layer] for layer in kept), num_ranks=num_ranks)
+
+
+def _kept_by_rank(layer: Layer, num_ranks: int) -> Layer:
+    return replace(layer, mixers=tuple(_mixer_part(mixer, num_ranks) for mixer in layer.mixers))
+
+
+def _mixer_part(mixer: Mixer, num_ranks: int) -> Mixer:
+    match mixer:
+        case Attention() | CrossAttention():
+            return replace(mixer, num_kv_heads=_kv_heads(mixer.num_kv_heads, num_ranks))
+        case State():
+            return _state_part(mixer, num_ranks)
+        case _:
+            return mixer
+
+
+def _kv_heads(heads: int, num_ranks: int) -> int:
+    if heads % num_ranks and num_ranks % heads:
+        raise SettingsError(
+            f"{heads} KV heads cannot be divided over {num_ranks} ranks, nor each be held by as many of them.",
+            hint=f"choose a tensor_parallel_size that divides {heads}, or a multiple of it",
+        )
+    return max(heads // num_ranks, 1)
+
+
+def _state_part(state: State, num_ranks: int) -> State:
+    channels = state.conv_channels
+    if state.kind == "mamba2":
+        heads, rows, columns = state.recurrent_shape
+        of_groups = 2 * max(state.num_groups, 1) * columns
+        assert of_groups + heads * rows == channels, "Mamba-2 convolves its inputs, B and C"
+        if state.num_groups % num_ranks:  # each rank has a whole group of its own
+            channels += 2 * num_ranks * columns - of_groups
+    if state.kind != "ngram_conv":
+        channels = _divided(channels, num_ranks, "channels of a convolution")
+    shape = state.recurrent_shape
+    if shape:
+        shape = (_divided(shape[0], num_ranks, "heads of a state"), *shape[1:])
+    return replace(state, conv_channels=channels, recurrent_shape=shape)
+
+
+def _divided(number: int, num_ranks: int, what: str) -> int:
+    if number % num_ranks:
+        raise SettingsError(
+            f"{number:,} {what} cannot be divided over {num_ranks} ranks.",
+            hint=f"choose a tensor_parallel_size that divides {number:,}",
+        )
+    return number // num_ranks

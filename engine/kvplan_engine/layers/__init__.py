@@ -2,7 +2,6 @@
 
 norm         RMSNorm and LayerNorm, alone or fused with the residual addition before them
 rope         the table of cosines and sines
-activation   the MLP's activations
 projection   what a product with a weight offers, and how one is chosen for each weight
 linear       the weight as published, by torch; packed for our own CPU product; packed by oneDNN (CPUs with AMX)
 divided      products of which each rank has a part

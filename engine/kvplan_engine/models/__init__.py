@@ -11,7 +11,7 @@
     residual_stream  from token ids to the residual stream: the buffers that a step's hidden states go through
     decoder_layer    the parts of one layer, and which computes each kind of mixer
     mixers/          what moves information between tokens: attention of every kind, states, convolutions
-    feed_forwards    MLPs and mixtures of experts
+    feed_forwards    MLPs, their activations, and mixtures of experts
     layer_end_part   inputs of each layer's own (Gemma 4), and what ends such a layer
     kv_pool          where each layer's keys, values and states lie in the pool's blocks
     known_parts      what of a description the decoder computes; the rest is refused by name

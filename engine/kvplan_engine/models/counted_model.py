@@ -14,8 +14,7 @@ from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.quantised.held import rounded_weight_bytes
 from kvplan_engine.checkpoints.weights import num_parameters
 from kvplan_engine.config import EngineConfig
-from kvplan_engine.description.counted_part import counted_part
-from kvplan_engine.description.division import Rank, part_of
+from kvplan_engine.description.division import Rank, counted_part, part_of
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.weight_format import recipe_of
 from kvplan_engine.device.device import Device, resolve_dtype

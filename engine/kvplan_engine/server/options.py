@@ -23,7 +23,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ends and its supervisor restarts it. dead_client_seconds: when a connection is closed whose client neither reads
     what it is sent nor answers the kernel's probes. timeout_keep_alive: seconds for which a connection waits for its
     next request; client_header_timeout: for the head of one, from its first byte or the connection's beginning on.
-    allowed_origins, allowed_methods, allowed_headers, allow_credentials: for pages of other servers, see http/cors.py.
+    allowed_origins, allowed_methods, allowed_headers, allow_credentials: for pages of other servers.
     port 0: one that is free. option_names: of settings that are options of a command line, for what is said there.
     """
 

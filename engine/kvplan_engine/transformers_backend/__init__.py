@@ -3,10 +3,10 @@
 ``model_impl="transformers"``; ``auto`` takes it for what the decoder lacks. What each layer keeps, and so blocks and
 bytes, comes from the engine's description, as everywhere.
 
-    loading           the class with its weights, checked against the description
     paged_attention   all sequences in one forward pass: the class's attention, over the pool
     pool_cache        one sequence after the other: a cache of transformers whose tokens and states lie in the pool
     ways              which implementation runs a model, its class of transformers, and two ways to run that,
                       layers and head apart
-    model             TransformersModel, which takes the place of LoadedModel
+    model             the class with its weights, checked against the description; TransformersModel, which takes the
+                      place of LoadedModel
 """

@@ -12,8 +12,7 @@ import pytest
 from gguf_bytes import header, tensor, text
 
 from kvplan.estimate.kvplan import held_weights
-from kvplan_engine.checkpoints.gguf import open_gguf
-from kvplan_engine.checkpoints.gguf_config import read_gguf_config
+from kvplan_engine.checkpoints.gguf import open_gguf, read_gguf_config
 from kvplan_engine.checkpoints.gguf_header import read_gguf
 from kvplan_engine.checkpoints.loaders import read_config
 from kvplan_engine.checkpoints.quantised.ggml_blocks import BLOCK_FORMATS

@@ -14,16 +14,22 @@ from small_models import MIXTURES, Checkpoint
 
 from kvplan.paths import profiles_dir
 from kvplan_engine import EngineError
-from kvplan_engine.checkpoints.checkpoint import Checkpoint as Opened
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.dummy import fill_dummy
 from kvplan_engine.checkpoints.loaders import read_config
+from kvplan_engine.checkpoints.quantised.reader import Checkpoint as Opened
 from kvplan_engine.checkpoints.safetensors import open_safetensors
 from kvplan_engine.checkpoints.weights import Weights, allocate_weights, fill_weights
-from kvplan_engine.description.division import Rank, experts_of, rank_model, share_of, with_whole_experts
+from kvplan_engine.description.division import (
+    Rank,
+    check_division,
+    experts_of,
+    rank_model,
+    share_of,
+    with_whole_experts,
+)
 from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.description.parameters import Parameter, model_parameters
-from kvplan_engine.description.undivided import check_division
 
 CPU = torch.device("cpu")
 

@@ -111,7 +111,7 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(checkpoint: tuple[Any, Path
 def test_other_parameters_than_described_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(CONFIG))
-    monkeypatch.setattr("kvplan_engine.transformers_backend.loading.num_parameters", lambda model: 1)
+    monkeypatch.setattr("kvplan_engine.transformers_backend.model.num_parameters", lambda model: 1)
     with pytest.raises(EngineError, match="parameters, and 1 as the engine describes it"):
         engine_of(path)
 

@@ -16,7 +16,7 @@ from kvplan_engine.execution.ranks.group import RankGroup
 from kvplan_engine.server.engine_client.client import EngineClient
 from kvplan_engine.server.engine_client.in_flight import CommandsInFlight
 from kvplan_engine.server.engine_client.process import describe_ending
-from kvplan_engine.server.engine_process.channel import ApiGone, Channel
+from kvplan_engine.server.engine_process.loop import ApiGone, Channel
 from kvplan_engine.server.messages import Stop, frame
 
 

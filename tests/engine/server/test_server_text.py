@@ -19,9 +19,9 @@ from tokenizers import decoders
 from transformers import AutoTokenizer
 
 from kvplan_engine.requests.detokenizer import Detokenizer, answer_text
+from kvplan_engine.server.openai.choices import StopStrings
 from kvplan_engine.server.text.chat_template import ChatTemplate
 from kvplan_engine.server.text.rendering import TemplateRenderer
-from kvplan_engine.server.text.stop_strings import StopStrings
 from kvplan_engine.server.text.template_messages import PromptTooLong, TemplateFailed
 from kvplan_engine.server.text.tokenizer import (
     AnswerDecoder,

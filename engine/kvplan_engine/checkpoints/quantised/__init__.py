@@ -1,9 +1,9 @@
 """Weights in few bits: what checkpoints store, and what is made of dense ones.
 
-reader          what a quantised checkpoint offers, its tensors by a family's names, its parts among a model's weights
+reader          an open checkpoint; what a quantised one offers, its tensors by a family's names, its parts among a
+                model's weights
 held            which parameters stay in few bits, and their bytes
 ggml_blocks     GGUF's formats
-methods         which reader takes a directory's quantization_config
 words           codes in int32 words, with zero points: GPTQ, AWQ
 compressed      compressed-tensors: int4, int8, FP8, MXFP4, NVFP4
 bitsandbytes    NF4 and FP4, whose scales may be quantised too; LLM.int8

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from kvplan_engine.checkpoints.parameters import Source, StoredParameter
-from kvplan_engine.checkpoints.weights import ReadTensor
+from kvplan_engine.checkpoints.weights import OpenPart, ReadTensor
 from kvplan_engine.description.feed_forward import Mixture, Mlp
 from kvplan_engine.description.mixers import Attention, LatentAttention, Mixer, State
 from kvplan_engine.description.model import ModelDescription
@@ -186,3 +186,16 @@ def shape_of(weights: dict[str, torch.Tensor], name: str) -> tuple[int, int] | N
         inputs = codes.shape[1] * 8 // bits_of(weights[f"{name}.quantised.{index}.book"])
         index += 1
     return (outputs, inputs) if index else None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """where: for messages. read: one tensor in a float dtype, widened where it is stored in few bits. quantised: the
+    tensors that are; None where none are. open_part: reads parts of tensors; None where only whole ones can be read.
+    """
+
+    where: str
+    parameters: list[StoredParameter]
+    read: ReadTensor
+    quantised: QuantisedReader | None = None
+    open_part: OpenPart | None = None

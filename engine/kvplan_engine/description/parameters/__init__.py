@@ -6,8 +6,8 @@ name (TypeError).
     parameter     Parameter, and the shapes that parts are made of
     mixers        attention (queries, keys and values as one matrix), latent and compressed attention and their index,
                   attention over an encoder's outputs, states
-    feed_forward  the MLP; a mixture of experts: the router, all experts' matrices below each other, the shared expert
-    model         all of them, layer by layer, with norms, joined inputs and what ends a layer; what stands around them
+    model         the MLP, a mixture of experts; all of them, layer by layer, with norms, joined inputs and what ends a
+                  layer; what stands around them
 """
 
 from kvplan_engine.description.parameters.model import layer_parameters, model_parameters, num_parameters

@@ -7,7 +7,7 @@ products/   products with weights in few bits, of few rows, and what adapters ad
 mixtures    a mixture of experts
 all_reduce  sums over ranks in memory that they share
 states      layers with a state
-ops         the operations of ``kernels.interface``; inputs: those that bring a step's inputs
+ops         the operations of ``kernels.interface``; those that bring a step's inputs
 sampling    a token for each sequence, as it asks for
 checks      what the kernels ask of their arguments beyond ``kernels.arguments``
 step_memory what products need of the workspace

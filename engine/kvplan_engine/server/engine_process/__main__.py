@@ -10,7 +10,7 @@ import sys
 
 from kvplan_engine.errors import EngineError, SettingsError
 from kvplan_engine.requests.request import number_sequences_from
-from kvplan_engine.server.engine_process.channel import ApiGone, Channel, end_with
+from kvplan_engine.server.engine_process.loop import ApiGone, Channel, end_with
 from kvplan_engine.server.messages import Failed, LoadModel, Ready
 
 _SEQUENCES_OF_AN_ENGINE = 1 << 40  # more than any begins

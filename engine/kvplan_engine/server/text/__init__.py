@@ -1,7 +1,6 @@
 """Text and tokens in the API process, without torch.
 
 tokenizer       encoding prompts, decoding answers token by token: the tokenizers library alone
-stop_strings    where an answer's text ends, and what must be held back until that is known
 rendering       the model's chat template, rendered by a process of its own
 template_process   that process: the system ends it when a template costs too much
 template_messages  what the two say to each other

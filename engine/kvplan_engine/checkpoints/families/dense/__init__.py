@@ -1,8 +1,7 @@
 """Decoders whose layers are all attention and an MLP.
 
-llama        what a family like Llama says of itself (``LlamaLike``)
 like_llama   a row for each family that is read as Llama is
-readers      what a row cannot say
+readers      what a row says (``LlamaLike``), and what it cannot
 own_keys     those with keys of their own: GPT-2, Falcon, BLOOM and others from before Llama, Phi, StarCoder 2;
              TeleChat 2, Step 1
 """

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.dense.llama import LlamaLike, factor, said
 from kvplan_engine.checkpoints.families.dense.readers import (
     MISTRAL_WINDOW,
     SOLAR_WINDOW,
+    LlamaLike,
+    factor,
     gemma_activation,
     phi3_gguf,
     read_baichuan,
@@ -23,6 +24,7 @@ from kvplan_engine.checkpoints.families.dense.readers import (
     read_qwen3,
     read_smollm3,
     read_window,
+    said,
     stretched_rope,
 )
 from kvplan_engine.checkpoints.families.family import LLAMA_CPP_NAMES, Family, Gguf

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvplan_engine.checkpoints.families.dense.llama import LlamaLike, llama
+from kvplan_engine.checkpoints.families.dense.readers import LlamaLike, llama
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.fields import activation, attention, decoder, mlp, rope, window
 from kvplan_engine.checkpoints.tensor_names import TensorNames

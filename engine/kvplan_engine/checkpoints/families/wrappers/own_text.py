@@ -9,7 +9,7 @@ from typing import Any
 
 from kvplan_engine.checkpoints.families.common import attention, decoder, norms, rope, with_layers
 from kvplan_engine.checkpoints.families.dense.like_llama import CHATGLM
-from kvplan_engine.checkpoints.families.dense.llama import llama
+from kvplan_engine.checkpoints.families.dense.readers import llama
 from kvplan_engine.checkpoints.families.family import Family
 from kvplan_engine.checkpoints.families.mixtures.parts import shared_mlp
 from kvplan_engine.checkpoints.families.mixtures.table import read_ernie4_5_moe, read_qwen3_moe
