@@ -14,6 +14,7 @@ from engine_account import engine_outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multi_token_models import MULTI_TOKEN, MultiTokenCheckpoint
+from tiny_configs import own_config
 
 from kvplan.catalog.models import profile_names, resolve_model
 from kvplan.catalog.spec import MoeFeedForward
@@ -229,24 +230,8 @@ def test_every_founding_model_is_compared() -> None:
 @pytest.mark.parametrize("utilization", [0.8, 1.0])
 def test_a_started_engine_reports_what_was_predicted(tmp_path: Path, block_size: int, utilization: float) -> None:
     """Through a real start: weights, workspace, profile step and pool on the CPU device."""
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": 192,
-        "intermediate_size": 512,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "vocab_size": 5000,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "torch_dtype": "float32",
-    }
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(config), encoding="utf-8")
+    path.write_text(json.dumps(own_config("qwen 2")), encoding="utf-8")
     common: dict[str, Any] = {
         "gpu_memory_utilization": utilization,
         "max_num_seqs": 8,

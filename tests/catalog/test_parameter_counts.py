@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from counted_configs import SMALL, counted_config
+from tiny_configs import own_config
 
 from independent_count import count_independently
 from kvplan.catalog.models import find_profile, profile_names, profiles, read_profile, resolve_model
@@ -19,7 +20,6 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.work import model_work
 from kvplan.estimate.weights import size_weights
 from litgpt_shapes import load_shapes
-from unshipped_configs import GRANITE_MIXTURE
 
 SAMPLE = (
     *("gpt2", "llama-3.1-8b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-30b-a3b", "gemma-2-9b", "gemma-3-4b"),
@@ -85,8 +85,9 @@ def test_minimax_text_01_as_transformers_has_it():
 
 
 def test_a_hybrid_mixture_in_granites_keys():
-    counted = count_independently(GRANITE_MIXTURE)
-    spec = read_config(GRANITE_MIXTURE, model_id="granite")
+    config = own_config("granite mixture")
+    counted = count_independently(config)
+    spec = read_config(config, model_id="granite")
     assert spec.num_parameters == counted.num_parameters + counted.num_corrections
 
 

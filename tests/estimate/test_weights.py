@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiny_configs import with_awq
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.quantization.formats import QuantizationSpec, Rule, with_rules
@@ -11,7 +12,6 @@ from kvplan.catalog.reader import read_config
 from kvplan.estimate.answer import with_quantization
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes, size_weights
 from kvplan.settings import ServingSettings
-from unshipped_configs import with_awq
 
 GIB = 2**30
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_configs import llama_config
+from tiny_configs import llama_config, own_config
 
 from kvplan_engine import Engine, EngineConfig
 from kvplan_engine.execution import profile_step
@@ -16,17 +16,7 @@ from kvplan_engine.models.decoder import Decoder
 from kvplan_engine.models.decoder_layer import DecoderLayer
 
 _LLAMA = llama_config(num_hidden_layers=12, vocab_size=199, max_position_embeddings=512)
-_ONE_DENSE = _LLAMA | {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "head_dim": 16,
-    "moe_intermediate_size": 48,
-    "num_experts": 8,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [0],
-}
+_ONE_DENSE = own_config("one dense layer")
 _MIXED = _ONE_DENSE | {"mlp_only_layers": [0, 1, 2, 3, 4, 5]}
 CASES = pytest.mark.parametrize(
     ("model", "num_run"), [(_LLAMA, 1), (_ONE_DENSE, 2), (_MIXED, None)], ids=["uniform", "one dense", "half dense"]

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tiny_configs import own_config
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
@@ -19,17 +20,7 @@ from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
 CPU = find_gpu("cpu")
-SMALL = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "bfloat16",
-}
+SMALL = own_config("tinyllama")
 STARTS = [
     # version, GiB of the host, context; GiB of KV cache and tokens that vLLM printed, with --gpu-memory-utilization 0.3
     ("0.22", "qwen2.5-1.5b-instruct", 18.0, 32768, 1.48, 55_424),  # tests/data/startup_logs
