@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import ssl
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from hostile_server import Answer, document, hostile
 from metric_pages import LLAMACPP_PAGE, TRTLLM_ITERATIONS, TRTLLM_PAGE, vllm_page
 
 from kvplan.errors import KvplanError, UsageError
@@ -19,49 +15,17 @@ from kvplan.metrics.http import ServerAddress, unreachable
 from kvplan.metrics.source import MetricsSource
 
 
-@contextmanager
-def serving(pages: Mapping[str, tuple[int, str]]) -> Iterator[tuple[str, list[str]]]:
-    """A server with these pages; its address and the paths that were asked."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            status, text = pages.get(self.path, (404, "not found"))
-            if self.headers.get("Authorization", "Bearer right") != "Bearer right":
-                status, text = 401, "no"
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
 def test_a_server_is_read_over_one_connection() -> None:
-    with serving({"/metrics": (200, vllm_page())}) as (url, _), MetricsSource(f"{url}/v1") as source:
+    with hostile({"/metrics": document(vllm_page())}) as server, MetricsSource(f"{server.url}/v1") as source:
         assert source.read().kv_cache_usage == 0.42
         assert source.read().seconds > 0
 
 
 def test_the_settings_that_a_server_tells() -> None:
-    info = json.dumps({"vllm_config": {"scheduler_config": {"max_num_seqs": 256, "max_num_batched_tokens": 8192}}})
-    models = json.dumps({"data": [{"id": "m", "max_model_len": 4096}]})
-    pages = {"/server_info?config_format=json": (200, info), "/v1/models": (200, models)}
-    with serving(pages) as (url, _), MetricsSource(url) as source:
+    info = {"vllm_config": {"scheduler_config": {"max_num_seqs": 256, "max_num_batched_tokens": 8192}}}
+    models = {"data": [{"id": "m", "max_model_len": 4096}]}
+    pages = {"/server_info?config_format=json": document(info), "/v1/models": document(models)}
+    with hostile(pages) as server, MetricsSource(server.url) as source:
         limits = source.limits("vllm")
     assert (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len) == (256, 8192, 4096)
 
@@ -71,18 +35,18 @@ def test_the_settings_that_a_server_tells() -> None:
     [("cpu-avx512", "cpu-avx512"), ("reference", "reference"), ({"attention": "flash"}, None), ("a b; c", None)],
 )
 def test_the_kernels_of_a_server_are_known_if_it_tells_a_name(told: object, kernels: str | None) -> None:
-    pages = {"/server_info?config_format=json": (200, json.dumps({"model": {"kernels": told}}))}
-    with serving(pages) as (url, _), MetricsSource(url) as source:
+    pages = {"/server_info?config_format=json": document({"model": {"kernels": told}})}
+    with hostile(pages) as server, MetricsSource(server.url) as source:
         assert source.limits("kvplan").kernels == kernels
 
 
 def test_tensorrt_llms_json_is_emptied_only_where_there_is_no_other_page() -> None:
-    pages = {"/metrics": (200, json.dumps(TRTLLM_ITERATIONS)), "/prometheus/metrics": (200, TRTLLM_PAGE)}
-    with serving(pages) as (url, asked), MetricsSource(url) as source:
+    pages = {"/metrics": document(TRTLLM_ITERATIONS), "/prometheus/metrics": document(TRTLLM_PAGE)}
+    with hostile(pages) as server, MetricsSource(server.url) as source:
         assert source.read().max_num_seqs == 64
         source.read()
-    assert asked == ["/metrics", "/prometheus/metrics", "/prometheus/metrics"]
-    with serving({"/metrics": pages["/metrics"]}) as (url, _), MetricsSource(url) as source:
+    assert server.asked == ["/metrics", "/prometheus/metrics", "/prometheus/metrics"]
+    with hostile({"/metrics": pages["/metrics"]}) as server, MetricsSource(server.url) as source:
         assert source.read().num_waiting == 3
 
 
@@ -90,13 +54,13 @@ def test_tensorrt_llms_json_is_emptied_only_where_there_is_no_other_page() -> No
     ("pages", "key", "sentence"),
     [
         ({}, None, "answers 404 instead of metrics"),
-        ({"/metrics": (200, "node_load1 3\n")}, None, "no engine that is known"),
-        ({"/metrics": (200, vllm_page())}, "wrong", "refuses the API key"),
-        ({"/metrics": (200, "[]")}, None, "no iteration statistics yet"),
+        ({"/metrics": document("node_load1 3\n")}, None, "no engine that is known"),
+        ({"/metrics": document("no", 401)}, "wrong", "refuses the API key"),
+        ({"/metrics": document("[]")}, None, "no iteration statistics yet"),
     ],
 )
-def test_what_cannot_be_read_is_said(pages: Mapping[str, tuple[int, str]], key: str | None, sentence: str) -> None:
-    with serving(pages) as (url, _), MetricsSource(url, key) as source, pytest.raises(KvplanError) as caught:
+def test_what_cannot_be_read_is_said(pages: dict[str, Answer], key: str | None, sentence: str) -> None:
+    with hostile(pages) as server, MetricsSource(server.url, key) as source, pytest.raises(KvplanError) as caught:
         source.read()
     assert sentence in caught.value.message
     assert caught.value.hint
@@ -151,12 +115,12 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_slots_of_llama_server_are_asked_with_each_reading_until_it_refuses_them() -> None:
-    slots = json.dumps([{"id": 0, "n_ctx": 512, "is_processing": True, "n_prompt_tokens": 40}])
-    pages = {"/metrics": (200, LLAMACPP_PAGE), "/slots": (200, slots)}
-    with serving(pages) as (url, asked), MetricsSource(url) as source:
+    slots = [{"id": 0, "n_ctx": 512, "is_processing": True, "n_prompt_tokens": 40}]
+    pages = {"/metrics": document(LLAMACPP_PAGE), "/slots": document(slots)}
+    with hostile(pages) as server, MetricsSource(server.url) as source:
         assert [source.read().kv_cache_used_tokens for _ in range(2)] == [40, 40]
-        assert asked.count("/slots") == 2
-    refusing = {"/metrics": (200, LLAMACPP_PAGE), "/slots": (501, "not enabled")}
-    with serving(refusing) as (url, asked), MetricsSource(url) as source:
+        assert server.asked.count("/slots") == 2
+    refusing = {"/metrics": document(LLAMACPP_PAGE), "/slots": document("not enabled", 501)}
+    with hostile(refusing) as server, MetricsSource(server.url) as source:
         assert [source.read().kv_cache_used_tokens for _ in range(2)] == [None, None]
-        assert asked.count("/slots") == 1
+        assert server.asked.count("/slots") == 1
