@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from kvplan.catalog.quantization.formats import QuantizationSpec, Rule, with_rul
 from kvplan.catalog.quantization.matching import Names
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
-from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.estimate.answer import with_quantization
@@ -174,12 +174,10 @@ def test_stages_have_the_layers_they_hold(tmp_path: Path) -> None:
     assert stages[0] == stages[1]
 
 
-def test_adapters_take_room_from_the_kv_cache(capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapters_take_room_from_the_kv_cache(printed_by: Callable[..., str]) -> None:
     words = ["estimate", "llama-3.1-8b", "--gpu", "l4", "--ctx", "8k", "--json"]
-    assert main(words) == 0
-    without = json.loads(capsys.readouterr().out)["deployments"][0]
-    assert main([*words, "--max-loras", "8", "--max-lora-rank", "32"]) == 0
-    with_slots = json.loads(capsys.readouterr().out)["deployments"][0]
+    without = json.loads(printed_by(*words))["deployments"][0]
+    with_slots = json.loads(printed_by(*words, "--max-loras", "8", "--max-lora-rank", "32"))["deployments"][0]
     slots = with_slots["weight_bytes"] - without["weight_bytes"]
     layer = (3 * 4096 + 6144) + 2 * 4096 + (2 * 4096 + 2 * 14336) + (14336 + 4096)
     assert slots == 8 * 32 * 2 * (32 * layer + 2 * (128_256 + 4096))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -94,16 +95,13 @@ def test_closed_form_of_waiting_agrees_with_its_play() -> None:
     assert best.queues.figures.e2el.mean == pytest.approx(best.served.middle.e2el_seconds, rel=0.1)
 
 
-def test_graphs_are_left_out_where_only_their_memory_holds_the_load(capsys: pytest.CaptureFixture[str]) -> None:
+def test_graphs_are_left_out_where_only_their_memory_holds_the_load(printed_by: Callable[..., str]) -> None:
     """Llama-3.1-8B in bfloat16 on 24 GB: 8 users of 4,096 tokens with graphs, and 10 without."""
     counts: dict[str, Any] = {"gpu": ["rtx-4090"], "max_gpus": 1, "ctx_avg": "4k"}
     with_graphs, without = (plan(users=users, **counts).deployments[0] for users in (8, 10))
     assert not with_graphs.choice.enforce_eager and without.choice.enforce_eager and without.verdict.meets
     assert without.capacity.average_sequences >= 10
-    assert (
-        main(["plan", "llama-3.1-8b", "--users", "10", "--ctx-avg", "4k", "--gpu", "rtx-4090", "--max-gpus", "1"]) == 0
-    )
-    printed = capsys.readouterr().out
+    printed = printed_by("plan llama-3.1-8b --users 10 --ctx-avg 4k --gpu rtx-4090 --max-gpus 1")
     assert " --enforce-eager" in printed and "Graphs: left out (--enforce-eager)" in printed
     assert not plan(users=12, **counts).deployments
 
@@ -173,12 +171,11 @@ def test_a_step_reads_what_is_offloaded_over_the_bus(capsys: pytest.CaptureFixtu
     assert not any("--cpu-offload-gb" in note for note in plain["assumptions"])
 
 
-def test_it_lets_a_model_fit_that_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_lets_a_model_fit_that_does_not(printed_by: Callable[..., str]) -> None:
     words = ["plan", "qwen3-14b", "--gpu", "rtx-4090", "--max-gpus", "1", "--users", "1", "--ctx-max", "4k"]
     words += ["--quantization", "published", "--kv-cache-dtype", "auto"]
     assert main(words) == 1
-    assert main([*words, "--cpu-offload-gb", "12"]) == 0
-    assert "Rent 1 x rtx-4090" in capsys.readouterr().out
+    assert "Rent 1 x rtx-4090" in printed_by(*words, "--cpu-offload-gb", "12")
 
 
 def test_memory_that_is_the_hosts_is_read_as_ever(capsys: pytest.CaptureFixture[str]) -> None:

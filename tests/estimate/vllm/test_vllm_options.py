@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_configs import own_config
@@ -231,9 +232,8 @@ def test_the_options_stand_in_the_document(capsys: pytest.CaptureFixture[str]) -
     assert document(capsys, "--ctx", "8k") == document(capsys, "--max-model-len", "8k")
 
 
-def test_a_pool_that_is_too_large_is_answered_with_one_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "8k", "--kv-cache-memory-bytes", "40GiB"]) == 1
-    said = capsys.readouterr().err
+def test_a_pool_that_is_too_large_is_answered_with_one_that_fits(said_by: Callable[..., str]) -> None:
+    said = said_by("estimate llama-3.1-8b --gpu l40s --ctx 8k --kv-cache-memory-bytes 40GiB", code=1)
     size = said.split("--kv-cache-memory-bytes ")[-1].split(",")[0].split()[0]
     assert "no room for --kv-cache-memory-bytes" in said
     again = ["estimate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "8k", "--kv-cache-memory-bytes", size]
@@ -250,9 +250,8 @@ def test_ranks_that_share_a_context_hold_as_many_times_its_tokens(model: str, gp
     assert divided.kv_cache_tokens == pytest.approx(count * whole.kv_cache_tokens, rel=0.001)
 
 
-def test_an_estimate_with_a_divided_context_names_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "deepseek-v3", "--gpu", "8xh200", "--ctx", "32k", "--dcp", "8", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_an_estimate_with_a_divided_context_names_no_speed(answer_of: Callable[..., Any]) -> None:
+    found = answer_of("estimate deepseek-v3 --gpu 8xh200 --ctx 32k --dcp 8")
     assert [each["performance"] for each in found["deployments"]] == [None]
     assert any("its speed is not modelled" in sentence for sentence in found["assumptions"])
 
@@ -304,13 +303,11 @@ def test_defaults_are_those_of_a_cpu() -> None:
     assert causes and "CUDA graphs" not in causes
 
 
-def test_the_memory_of_nobodys_host_is_said_to_be_that(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(shlex.split("estimate gpt2 --gpu cpu")) == 0
-    assert (
-        "cpu stands in for a host with 64.00 GiB of memory: give yours with --device-memory" in capsys.readouterr().err
+def test_the_memory_of_nobodys_host_is_said_to_be_that(said_by: Callable[..., str]) -> None:
+    assert "cpu stands in for a host with 64.00 GiB of memory: give yours with --device-memory" in said_by(
+        "estimate gpt2 --gpu cpu", code=0
     )
-    assert main(shlex.split("estimate gpt2 --gpu cpu --device-memory 16GiB")) == 0
-    assert "stands in" not in capsys.readouterr().err
+    assert "stands in" not in said_by("estimate gpt2 --gpu cpu --device-memory 16GiB", code=0)
 
 
 @pytest.mark.parametrize(("model", "gpu", "version"), [("gpt2", "cpu", "0.33"), ("deepseek-r1", "h200", "0.14")])
