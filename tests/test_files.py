@@ -6,11 +6,11 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.files import parse_json, read_bytes, read_json, read_text
 from kvplan.units import MIB
@@ -104,20 +104,16 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ODD if name not in ("folder", "large", "socket", "missing")])
-def test_a_model_that_is_no_file_is_one_sentence(
-    odd_files: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_is_no_file_is_one_sentence(odd_files: Path, name: str, said_by: Callable[..., str]) -> None:
     (odd_files / "model").mkdir()
     (odd_files / "model" / "config.json").symlink_to(odd_files / name)
-    assert main(["estimate", str(odd_files / "model")]) == 1
-    said = capsys.readouterr().err
+    said = said_by("estimate", str(odd_files / "model"), code=1)
     assert said.startswith("error: ") and "config.json" in said and said.count("hint: ") == 1
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, '"\\ud800"'], ids=["deep", "digits", "half"])
-def test_an_assumption_that_is_no_json_is_a_text(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "gpt2", "--assume", f"n_layer={text}"]) == 1
-    assert "error: The config's 'n_layer' is" in capsys.readouterr().err
+def test_an_assumption_that_is_no_json_is_a_text(text: str, said_by: Callable[..., str]) -> None:
+    assert "error: The config's 'n_layer' is" in said_by("estimate", "gpt2", "--assume", f"n_layer={text}", code=1)
 
 
 def test_a_log_may_come_through_a_pipe_of_the_shell(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -138,13 +139,12 @@ def test_other_cells_stay_as_they_are(value: object) -> None:
 
 
 def test_no_csv_has_a_formula(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], printed_by: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = empty_row() | {"trial_id": "t", "status": "ok", "model_id": "=HYPERLINK(1)", "pred_error_pct": -5.5}
     record = {"schema": TRIAL_SCHEMA, "row": row | {"=cmd": "+x"}, "series": None}
     (tmp_path / "trials.jsonl").write_text(json.dumps(record) + "\n")
-    assert main(["report", str(tmp_path), "--format", "csv"]) == 0
-    (read,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    (read,) = csv.DictReader(io.StringIO(printed_by("report", str(tmp_path), "--format", "csv")))
     assert (read["model_id"], read["pred_error_pct"], read["'=cmd"]) == ("'=HYPERLINK(1)", "-5.5", "'+x")
     assert "'=HYPERLINK(1)" in csv_text([row])
     for words in ("md", "json", "csv"):
@@ -153,8 +153,7 @@ def test_no_csv_has_a_formula(
         _shows_no_orders(capsys)
     model = _config(tmp_path / "=1+1")
     monkeypatch.chdir(tmp_path)
-    assert main(["estimate", model.name, "--format", "csv"]) == 0
-    read, *_ = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    read, *_ = csv.DictReader(io.StringIO(printed_by("estimate", model.name, "--format", "csv")))
     assert "'=1+1" in read.values() and "=1+1" not in read.values()
 
 

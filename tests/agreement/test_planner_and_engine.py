@@ -14,6 +14,7 @@ from engine_account import engine_outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multi_token_models import MULTI_TOKEN, MultiTokenCheckpoint
+from tiny_configs import own_config
 
 from kvplan.catalog.models import profile_names, resolve_model
 from kvplan.catalog.spec import MoeFeedForward
@@ -110,20 +111,32 @@ def test_the_same_outcome_the_same_bytes_the_same_blocks(
         assert getattr(planner, figure) == value, figure
 
 
+def check_drafting(
+    name: str, drafting: Any, asked: dict[str, Any], memory_bytes: int = 64 * GIB, **common: Any
+) -> None:
+    """Every figure is the same where the engine drafts by ``drafting`` and the planner is ``asked``."""
+    common |= {"max_model_len": 512, "dtype": "bfloat16"}
+    engine = engine_outcome(EngineConfig(name, **common, speculative_config=drafting), "bfloat16", memory_bytes)
+    asked |= {"num_speculative_tokens": drafting["num_speculative_tokens"]}
+    found = with_speculation(resolve_model(name), ServingSettings(**common, **asked))
+    planner = predict(found.spec, found.settings, EngineDevice(memory_bytes))
+    assert planner.outcome == engine.pop("outcome") == "ok"
+    assert {figure: getattr(planner, figure) for figure in engine} == engine
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama-3.2-1b", "qwen3-0.6b"])
 def test_drafts_take_the_same_bytes(name: str) -> None:
     """A row of logits for each draft, as far as a step has tokens."""
     sizes = product((1, 3, 256), (8, 2048), (1, 5), ((1, 1), (2, 1), (1, 2)))
     for seqs, tokens, num_drafts, (ranks, stages) in sizes:
-        common: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "dtype": "bfloat16"}
-        common |= {"max_model_len": 512, "tensor_parallel_size": ranks, "pipeline_parallel_size": stages}
-        drafting: Any = {"method": "ngram", "num_speculative_tokens": num_drafts}
-        config = EngineConfig(name, **common, speculative_config=drafting)
-        engine = engine_outcome(config, "bfloat16", 64 * GIB)
-        asked = ServingSettings(**common, num_speculative_tokens=num_drafts)
-        planner = predict(resolve_model(name), asked, EngineDevice(64 * GIB))
-        assert planner.outcome == engine.pop("outcome") == "ok"
-        assert {figure: getattr(planner, figure) for figure in engine} == engine
+        drafting = {"method": "ngram", "num_speculative_tokens": num_drafts}
+        limits = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
+        layout = {"tensor_parallel_size": ranks, "pipeline_parallel_size": stages}
+        check_drafting(name, drafting, {"speculative_method": "ngram"}, **limits, **layout)
+
+
+PASSES = [{"max_num_seqs": 4, "max_num_batched_tokens": 512, "block_size": 16},
+          {"max_num_seqs": 64, "max_num_batched_tokens": 32, "block_size": 8}]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -132,34 +145,17 @@ def test_drafts_take_the_same_bytes(name: str) -> None:
 )
 def test_a_draft_model_takes_the_same_bytes(name: str, drafter: str) -> None:
     """Weights of both, layers of both in every block, and buffers of its own for its passes."""
-    for seqs, tokens, num_drafts, block_size in ((4, 512, 3, 16), (64, 32, 1, 8)):
-        common: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "block_size": block_size}
-        common |= {"max_model_len": 512, "dtype": "bfloat16"}
-        drafting: Any = {"model": drafter, "num_speculative_tokens": num_drafts}
-        config = EngineConfig(name, **common, speculative_config=drafting)
-        asked = ServingSettings(**common, speculative_model=drafter, num_speculative_tokens=num_drafts)
-        found = with_speculation(resolve_model(name), asked)
-        planner = predict(found.spec, found.settings, EngineDevice(64 * GIB))
-        engine = engine_outcome(config, "bfloat16", 64 * GIB)
-        assert planner.outcome == engine.pop("outcome") == "ok"
-        assert {figure: getattr(planner, figure) for figure in engine} == engine
+    for num_drafts, limits in zip((3, 1), PASSES, strict=True):
+        drafting = {"model": drafter, "num_speculative_tokens": num_drafts}
+        check_drafting(name, drafting, {"speculative_model": drafter}, **limits)
 
 
 @pytest.mark.parametrize("name", ["mimo-7b-base", "glm-4.5-air", "deepseek-v3", "deepseek-v3.2"])
 def test_a_layer_for_multi_token_prediction_takes_the_same_bytes(name: str) -> None:
     """Its weights, without embedding and head; a layer more in every block; buffers of its own for its passes."""
-    for seqs, tokens, num_drafts, block_size in ((4, 512, 3, 16), (64, 32, 1, 8)):
-        common: dict[str, Any] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "block_size": block_size}
-        common |= {"max_model_len": 512, "dtype": "bfloat16"}
-        drafting: Any = {"method": "mtp", "num_speculative_tokens": num_drafts}
-        engine = engine_outcome(EngineConfig(name, **common, speculative_config=drafting), "bfloat16", 2048 * GIB)
-        asked = ServingSettings(
-            **common, speculative_method="mtp", num_speculative_tokens=num_drafts, quantization="none"
-        )
-        found = with_speculation(resolve_model(name), asked)
-        planner = predict(found.spec, found.settings, EngineDevice(2048 * GIB))
-        assert planner.outcome == engine.pop("outcome") == "ok"
-        assert {figure: getattr(planner, figure) for figure in engine} == engine
+    for num_drafts, limits in zip((3, 1), PASSES, strict=True):
+        drafting = {"method": "mtp", "num_speculative_tokens": num_drafts}
+        check_drafting(name, drafting, {"speculative_method": "mtp", "quantization": "none"}, 2048 * GIB, **limits)
 
 
 @pytest.mark.parametrize(("name", "quantization"), [*product(MULTI_TOKEN, ["none"]), ("deepseek_v3", "int4")])
@@ -229,24 +225,8 @@ def test_every_founding_model_is_compared() -> None:
 @pytest.mark.parametrize("utilization", [0.8, 1.0])
 def test_a_started_engine_reports_what_was_predicted(tmp_path: Path, block_size: int, utilization: float) -> None:
     """Through a real start: weights, workspace, profile step and pool on the CPU device."""
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "hidden_size": 192,
-        "intermediate_size": 512,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "vocab_size": 5000,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "torch_dtype": "float32",
-    }
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(config), encoding="utf-8")
+    path.write_text(json.dumps(own_config("qwen 2")), encoding="utf-8")
     common: dict[str, Any] = {
         "gpu_memory_utilization": utilization,
         "max_num_seqs": 8,

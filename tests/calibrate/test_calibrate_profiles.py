@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,13 +109,13 @@ ESTIMATE = ["estimate", "gpt2", "--gpu", "cpu", "--engine", "kvplan", "--dtype",
 PLAN = ["plan", "gpt2", "--gpu", "cpu", "--users", "8", "--input-len", "128", "--output-len", "32", "--ctx-max", "1k"]
 
 
-def test_estimate_uses_it_and_says_so(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_estimate_uses_it_and_says_so(
+    profile: Path, capsys: pytest.CaptureFixture[str], printed_by: Callable[..., str]
+) -> None:
     assert document_of(ESTIMATE, capsys)["deployments"][0]["performance"]["origin"] == "measured"
-    assert main(ESTIMATE) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by(*ESTIMATE)
     assert f": measured: calibrated on {cpu_name()}, 2 cores." in printed
-    assert main([*ESTIMATE, "--explain"]) == 0
-    assert "median held-out error: throughput" in capsys.readouterr().out
+    assert "median held-out error: throughput" in printed_by(*ESTIMATE, "--explain")
     for option in (["--no-calibration"], ["--calibration", "none"]):
         found = document_of([*ESTIMATE, *option], capsys)["deployments"][0]["performance"]
         assert (found["origin"], found["profile"]) == ("roofline", None)
@@ -170,12 +171,11 @@ def test_a_sweep_predicts_with_it(profile: Path) -> None:
     ],
 )
 def test_what_is_no_profile_is_left_out_in_one_line(
-    profile: Path, own_profiles: Path, content: str, reason: str, capsys: pytest.CaptureFixture[str]
+    profile: Path, own_profiles: Path, content: str, reason: str, said_by: Callable[..., str]
 ) -> None:
     (own_profiles / "foreign.json").write_text(content, encoding="utf-8")
     measured._read_folders.cache_clear()
-    assert main(ESTIMATE) == 0
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "foreign.json" in line]
+    (line,) = [line for line in said_by(*ESTIMATE, code=0).splitlines() if "foreign.json" in line]
     assert line.startswith("note: the measured profile foreign.json is left out: " + reason)
     assert len(load_measured().swept) == 1
     with pytest.raises(KvplanError, match="is not a measured profile"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,12 +146,11 @@ def test_the_steps_of_a_load_and_of_its_observation_are_one() -> None:
 
 
 def test_recorded_rows_of_vllm_are_predicted_from_the_others(
-    capsys: pytest.CaptureFixture[str], own_profiles: Path, monkeypatch: pytest.MonkeyPatch
+    printed_by: Callable[..., str], own_profiles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two models on vLLM 0.32 for CPUs; each setting by a fit to the others."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    assert main(["calibrate", *map(str, SWEEPS)]) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by("calibrate", *map(str, SWEEPS))
     assert "13 loads (12 settings) of openai-community/gpt2, HuggingFaceTB/SmolLM2-135M-Instruct" in printed
     assert "served by vllm 0.32.0 on AMD EPYC, 2 cores, bfloat16" in printed
     assert "Each of 12 settings, predicted by the others" in printed
@@ -195,7 +195,10 @@ def test_a_sweep_of_that_engine_predicts_its_speeds_and_no_other(own_profiles: P
 
 
 def test_estimates_of_that_engine_use_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own_profiles: Path
+    capsys: pytest.CaptureFixture[str],
+    answer_of: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    own_profiles: Path,
 ) -> None:
     """On the machine that the rows are of; kvplan's own engine has no profile there."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
@@ -205,8 +208,7 @@ def test_estimates_of_that_engine_use_it(
     for engine in ("vllm@0.32", "kvplan"):
         capsys.readouterr()
         options = ["--gpu", "cpu", "--dtype", "bfloat16", "--device-memory", "8GiB", "--ctx", "1k", "--engine", engine]
-        assert main(["estimate", "gpt2", *options, "--json"]) == 0
-        found[engine] = json.loads(capsys.readouterr().out)["deployments"][0]["performance"]["origin"]
+        found[engine] = answer_of("estimate", "gpt2", *options)["deployments"][0]["performance"]["origin"]
     assert found == {"vllm@0.32": "measured", "kvplan": "roofline"}
 
 
@@ -251,14 +253,13 @@ def test_results_that_make_no_profile(results: Results, options: ServedDeploymen
         match(results, options)
 
 
-def test_the_command_refuses_in_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_refuses_in_a_sentence(said_by: Callable[..., str], tmp_path: Path) -> None:
     serve = str(DATA / "vllm-bench-serve" / "serve-c1.json")
-    assert main(["calibrate", serve, "--engine", "vllm", "--gpu", "cpu"]) == 1
-    assert "is of a model 'smollm2', which is not known here" in capsys.readouterr().err
-    assert main(["calibrate", serve, "--holdout", "0.3"]) == 2
-    assert "--holdout is an option of kvplan's own sweeps" in capsys.readouterr().err
-    assert main(["calibrate", str(tmp_path / "none")]) == 1
-    assert "does not exist" in capsys.readouterr().err
+    assert "is of a model 'smollm2', which is not known here" in said_by(
+        "calibrate", serve, "--engine", "vllm", "--gpu", "cpu", code=1
+    )
+    assert "--holdout is an option of kvplan's own sweeps" in said_by("calibrate", serve, "--holdout", "0.3")
+    assert "does not exist" in said_by("calibrate", str(tmp_path / "none"), code=1)
 
 
 def test_measured_kernels_are_believed_where_results_tell_nothing() -> None:
@@ -272,17 +273,17 @@ def test_measured_kernels_are_believed_where_results_tell_nothing() -> None:
     assert believing.simulate(base).seconds < plain.simulate(base).seconds  # all-reduces as they were measured
 
 
-def test_what_was_read_of_a_folder_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_read_of_a_folder_is_said(printed_by: Callable[..., str]) -> None:
     sweep = DATA / "vllm-bench-sweep"
-    assert main(["calibrate", str(sweep), "--model", "gpt2", "--gpu", "cpu", "--out", "-"]) == 0
-    assert f"{sweep}: 2 JSON files in 2 folders read" in capsys.readouterr().out
+    assert f"{sweep}: 2 JSON files in 2 folders read" in printed_by(
+        "calibrate", str(sweep), "--model", "gpt2", "--gpu", "cpu", "--out", "-"
+    )
 
 
-def test_one_load_of_vllm_bench_serve(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_load_of_vllm_bench_serve(answer_of: Callable[..., Any]) -> None:
     serve = str(DATA / "vllm-bench-serve" / "serve-c4-detailed.json")
     options = ["--model", "smollm2-135m", "--gpu", "cpu", "--engine", "vllm@0.32", "--dtype", "bfloat16"]
-    assert main(["calibrate", serve, *options, "--max-num-seqs", "16", "--out", "-", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = answer_of("calibrate", serve, *options, "--max-num-seqs", "16", "--out", "-")
     assert document["engine"] == {"name": "vllm", "version": "0.32"}
     assert document["errors"]["figures"] == {}
     assert document["provenance"][0]["name"] == "serve-c4-detailed.json"

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention, StateMixer
+
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -33,3 +35,21 @@ def with_text(config: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]
     if "text_config" not in config:
         return {**config, **changed}
     return {**config, "text_config": {**config["text_config"], **changed}}
+
+
+Kept = list[tuple[str, int, int | None]]
+
+
+def kept(spec: ModelSpec) -> Kept:
+    """Of each layer: elements of a token or of a state, and its window."""
+    found: Kept = []
+    for layer in spec.layers:
+        match layer.mixer:
+            case SoftmaxAttention() as mixer:
+                found.append(("softmax", mixer.cache_elements_per_token, mixer.window_tokens))
+            case LatentAttention() as mixer:
+                found.append(("latent", mixer.cache_elements_per_token, None))
+            case StateMixer() as mixer:
+                heads, rows, columns = mixer.recurrent_shape
+                found.append(("state", heads * rows * columns, None))
+    return found

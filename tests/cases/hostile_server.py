@@ -57,14 +57,19 @@ def stream(*events: object) -> Answer:
 
 
 class Hostile:
-    """answers: path -> answer; others are 404. after: requests for completions that are served honestly before."""
+    """answers: path -> answer; others are 404. after: requests for completions that are served honestly before.
+
+    asked: all paths, in order.
+    """
 
     def __init__(self, answers: dict[str, Answer], after: int = 0) -> None:
         self.answers, self.after = answers, after
         self.num_completions = self.num_connections = 0
+        self.asked: list[str] = []
         self.url = ""
 
     def answer(self, path: str, body: bytes) -> Iterable[bytes]:
+        self.asked.append(path)
         if path == "/v1/completions":
             self.num_completions += 1
             if self.num_completions <= self.after:

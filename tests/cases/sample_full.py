@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from sample_rows import _manifest, sample_records
@@ -77,14 +78,15 @@ def full_records() -> list[dict]:
 
 
 def write_full_directory(directory: Path) -> Path:
-    """trials.jsonl, manifest.json and summary.json of the made-up sweep in ``directory``; returns it."""
+    """The made-up sweep in ``directory``; returns it."""
+    return write_records(directory, full_records(), slo_ms=LEVEL)
+
+
+def write_records(directory: Path, records: Sequence[dict], **options: object) -> Path:
+    """trials.jsonl, manifest.json and summary.json of ``records`` in ``directory``; returns it."""
     directory.mkdir(parents=True, exist_ok=True)
-    records = full_records()
-    manifest = _manifest() | {
-        "trials": [], "workload": {"text": "16 requests"}, "options": {"boundary": [], "slo_ms": LEVEL},
-    }  # fmt: skip
-    rows = [record["row"] for record in records]
-    summary = summarize(manifest, rows)
+    manifest = _manifest() | {"trials": [], "workload": {"text": "16 requests"}, "options": {"boundary": []} | options}
+    summary = summarize(manifest, [record["row"] for record in records])
     (directory / "trials.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     (directory / "manifest.json").write_text(json.dumps(manifest, indent=2), encoding="utf-8")
     (directory / "summary.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")

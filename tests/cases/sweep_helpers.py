@@ -66,11 +66,11 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Wait half a minute at most."""
-    deadline = time.monotonic() + 30
+def wait_until(is_true: Callable[[], object]) -> None:
+    """Wait a minute at most."""
+    deadline = time.monotonic() + 60
     while not is_true():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
 
 

@@ -8,9 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from counted_configs import COUNTED, SMALL, counted_config, with_text
-from kept_elements import kept
-from kept_elements import kept as kept_by_layer
+from counted_configs import COUNTED, SMALL, counted_config, kept, with_text
 
 from independent_count import count_independently
 from kvplan.catalog.models import resolve_model
@@ -207,7 +205,7 @@ def test_more_ranks_than_inklings_kv_heads_are_refused_as_by_vllm() -> None:
 
 def test_solar_without_a_window_has_its_class_default():
     spec = read_config({**SMALL, "architectures": ["SolarForCausalLM"]}, model_id="solar")
-    assert [tokens for _, _, tokens in kept_by_layer(spec)] == [2047] * 4
+    assert [tokens for _, _, tokens in kept(spec)] == [2047] * 4
     assert any("2,047" in sentence for sentence in spec.assumptions)
 
 

@@ -12,12 +12,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from tiny_configs import own_config, with_awq
 
 from kvplan.catalog.reader import read_config
 from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.estimate.weights import size_weights
-from unshipped_configs import GRANITE_MIXTURE, with_awq
 
 MODELS = Path(__file__).parents[2] / "profiles" / "models"
 _SHIPPED = (
@@ -66,7 +66,7 @@ def _places(config: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[st
 
 # Formats and keys of models that ship no profile.
 CONFIGS["a model in AWQ"] = with_awq(CONFIGS["llama-3.1-8b"])
-CONFIGS["a hybrid mixture in Granite's keys"] = GRANITE_MIXTURE
+CONFIGS["a hybrid mixture in Granite's keys"] = own_config("granite mixture")
 NAMES = tuple(CONFIGS)
 
 PLACES = {name: _places(config) for name, config in CONFIGS.items()}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from counted_configs import counted_config
+from tiny_configs import own_config
 
 from independent_count import count_independently
 from kvplan.catalog.models import find_profile, read_profile, resolve_model
@@ -146,35 +147,11 @@ def test_gemma_4_experts_on_an_ignore_list():
     assert formats[0] is not None and formats[1] is None
 
 
-_SMALL_K3 = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 512,
-    "moe_intermediate_size": 64,
-    "num_experts": 16,
-    "num_experts_per_token": 4,
-    "routed_expert_hidden_size": 128,
-    "q_lora_rank": 64,
-    "attn_res_block_size": 2,
-    "linear_attn_config": {
-        "full_attn_layers": [4, 5],
-        "kda_layers": [1, 2, 3],
-        "num_heads": 4,
-        "head_dim": 128,
-        "short_conv_kernel_size": 4,
-        "use_full_rank_gate": True,
-    },
-}
-
-
 def test_a_small_kimi_k3_as_vllm_builds_it():
     """vLLM 0.32's class has 7,202,636 parameters: it pads a state's first product from 2,180 to 2,192 rows."""
     profile = find_profile("kimi-k3")
     assert profile is not None
-    text = {**profile["config"]["text_config"], **_SMALL_K3}
+    text = {**profile["config"]["text_config"], **own_config("kimi k3")}
     spec = read_config({**profile["config"], "text_config": text}, model_id="small k3")
     assert spec.num_parameters == 7_202_636 - 3 * (2_192 - 2_180) * 256
     states = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, StateMixer)]

@@ -134,40 +134,24 @@ def test_only_the_tables_compare_releases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gib", "chunk", "one", "four"),
-    [(16, 2048, 8, 8), (24, 4096, 48, 160), (40, 4096, 32, 160), (80, 8192, 256, 512), (180, 16384, 512, 512)],
-)
-def test_larger_gpus_read_more_at_once_and_capture_larger_steps(gib: int, chunk: int, one: int, four: int) -> None:
-    release = sglang_release()
-    assert release.chunked_prefill_tokens(gib * GIB) == chunk
-    assert [release.largest_graph_rows(gib * GIB, ranks) for ranks in (1, 3, 4, 8)] == [one, one, four, four]
-
-
-@pytest.mark.parametrize(
     ("version", "gib", "chunk", "one", "four"),
     [
-        ("0.4.6", 141, 8192, 256, 256),
-        ("0.5.2", 24, 2048, 8, 80),
-        ("0.5.2", 80, 8192, 160, 160),
-        ("0.5.2", 141, 8192, 256, 256),
-        ("0.5.2", 180, 16384, 512, 512),
-        ("0.5.3", 24, 2048, 16, 80),
+        *(("latest", 16, 2048, 8, 8), ("latest", 24, 4096, 48, 160), ("latest", 40, 4096, 32, 160)),
+        *(("latest", 80, 8192, 256, 512), ("latest", 180, 16384, 512, 512)),
+        # releases between captured smaller steps
+        *(("0.4.6", 141, 8192, 256, 256), ("0.5.2", 24, 2048, 8, 80), ("0.5.2", 80, 8192, 160, 160)),
+        *(("0.5.2", 141, 8192, 256, 256), ("0.5.2", 180, 16384, 512, 512), ("0.5.3", 24, 2048, 16, 80)),
         ("0.5.19", 32, 2048, 24, 80),
+        # the first ones knew two sizes of GPUs
+        *(("0.4.3", 24, 2048, 8, 80), ("0.4.3", 40, 8192, 160, 160), ("0.4.3", 141, 8192, 160, 160)),
     ],
 )
-def test_releases_between_captured_smaller_steps(version: str, gib: int, chunk: int, one: int, four: int) -> None:
+def test_larger_gpus_read_more_at_once_and_capture_larger_steps(
+    version: str, gib: int, chunk: int, one: int, four: int
+) -> None:
     release = sglang_release(version)
     assert release.chunked_prefill_tokens(gib * GIB) == chunk
-    assert [release.largest_graph_rows(gib * GIB, ranks) for ranks in (1, 4)] == [one, four]
-
-
-@pytest.mark.parametrize(
-    ("gib", "chunk", "one", "four"), [(24, 2048, 8, 80), (40, 8192, 160, 160), (141, 8192, 160, 160)]
-)
-def test_first_releases_knew_two_sizes_of_gpus(gib: int, chunk: int, one: int, four: int) -> None:
-    release = sglang_release("0.4.3")
-    assert release.chunked_prefill_tokens(gib * GIB) == chunk
-    assert [release.largest_graph_rows(gib * GIB, ranks) for ranks in (1, 4)] == [one, four]
+    assert [release.largest_graph_rows(gib * GIB, ranks) for ranks in (1, 3, 4, 8)] == [one, one, four, four]
 
 
 def test_steps_larger_than_the_seats_are_captured_before_0_5_22_alone() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from checkpoints import LLAMA, Tensors, llama_tensors, write_checkpoint
+from tiny_configs import own_config
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import Drafter, ModelSpec
@@ -18,19 +19,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.settings import ServingSettings
 
 EIGHT_BILLION = resolve_model("llama-3.1-8b")
-EAGLE3: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "draft_vocab_size": 32000,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "float16",
-}
+EAGLE3: dict[str, Any] = own_config("eagle 3")
 """The sizes of EAGLE-3 heads for Llama 3.1 8B."""
 
 

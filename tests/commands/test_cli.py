@@ -8,9 +8,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,9 +58,8 @@ def test_no_summary_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert "..." not in shown.replace("[ARGS]...", "")
 
 
-def test_options_stand_in_panels_each_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "--help"]) == 0
-    text = capsys.readouterr().out
+def test_options_stand_in_panels_each_once(printed_by: Callable[..., str]) -> None:
+    text = printed_by("estimate --help")
     titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert titles[0] == "Arguments:"
     assert titles[-1] == "Options:"
@@ -70,9 +71,8 @@ def test_options_stand_in_panels_each_once(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_options_take_values_not_pythons_types(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == 0
-    text = capsys.readouterr().out
+def test_options_take_values_not_pythons_types(name: str, printed_by: Callable[..., str]) -> None:
+    text = printed_by(name, "--help")
     assert "list[" not in text
     assert " range>" not in text
     assert max(map(len, text.splitlines())) <= 100
@@ -91,9 +91,8 @@ def test_help_and_plans_need_none_of_the_large_packages(line: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_json_and_format_json_are_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "gpt2", "--json", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.models/1"
+def test_json_and_format_json_are_one(printed_by: Callable[..., str]) -> None:
+    assert json.loads(printed_by("models gpt2 --json --format json"))["schema"] == "kvplan.models/1"
 
 
 def test_typers_words_for_a_value_are_not_shown() -> None:
@@ -265,14 +264,11 @@ def test_a_token_within_the_windows_counts_in_all_layers(
     assert last_cells(name, capsys) == [f"{within:,}", past]
 
 
-def test_the_columns_are_explained_where_a_model_has_windows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "zephyr"]) == 0
-    assert "past windows: of one more" in capsys.readouterr().out
-    assert main(["models", "llama-3.1-8b"]) == 0
-    assert "of one more" not in capsys.readouterr().out
+def test_the_columns_are_explained_where_a_model_has_windows(printed_by: Callable[..., str]) -> None:
+    assert "past windows: of one more" in printed_by("models zephyr")
+    assert "of one more" not in printed_by("models llama-3.1-8b")
 
 
-def test_json_has_both(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "gemma-3-1b", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["models"]
+def test_json_has_both(answer_of: Callable[..., Any]) -> None:
+    (row,) = answer_of("models gemma-3-1b")["models"]
     assert (row["kv_bytes_per_token"], row["kv_window_bytes_per_token"]) == (4096, 26624 - 4096)

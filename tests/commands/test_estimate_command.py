@@ -55,21 +55,19 @@ def test_malformed_configs_are_refused_by_name(capsys, tmp_path, content, senten
     assert captured.out == "" and sentence in captured.err and "Traceback" not in captured.err
 
 
-def test_an_assumption_fills_a_gap_and_is_reported(capsys, tmp_path):
+def test_an_assumption_fills_a_gap_and_is_reported(capsys, said_by, tmp_path):
     config = json.loads((ROOT / "profiles/models/llama-2-7b.json").read_text())["config"]
     del config["vocab_size"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert main(["estimate", str(tmp_path)]) == 1
-    assert "--assume vocab_size=VALUE" in capsys.readouterr().err
+    assert "--assume vocab_size=VALUE" in said_by("estimate", str(tmp_path), code=1)
     answer = estimate(capsys, str(tmp_path), "--assume", "vocab_size=32000")
     assert answer["model"]["num_parameters"] == 6_738_415_616
     assert any("vocab_size" in sentence for sentence in answer["assumptions"])
 
 
-def test_explain_shows_every_formula_and_every_assumption(capsys):
+def test_explain_shows_every_formula_and_every_assumption(printed_by):
     words = "estimate gemma-3-27b --ctx 32k --gpu h100-sxm --max-num-batched-tokens 1024 --explain"
-    assert main(words.split()) == 0
-    text = capsys.readouterr().out
+    text = printed_by(words)
     for line in (
         "81,920 B per token = 10 layers x 2 (K, V) x 16 KV heads x 128 x 2 B",
         "425,984 B per token up to 1,024 tokens = 52 layers x 2 (K, V) x 16 KV heads x 128 x 2 B",
@@ -82,20 +80,17 @@ def test_explain_shows_every_formula_and_every_assumption(capsys):
     assert "\n\n\n" not in text
 
 
-def test_tokens_in_flight_are_said_where_a_window_holds_them(capsys):
-    assert main(["estimate", "llama-3.1-8b", "--ctx", "16k", "--gpu", "h100-sxm", "l4", "--explain"]) == 0
-    text = capsys.readouterr().out
+def test_tokens_in_flight_are_said_where_a_window_holds_them(printed_by):
+    text = printed_by("estimate llama-3.1-8b --ctx 16k --gpu h100-sxm l4 --explain")
     assert text.count("admission: 1,024 blocks x 2,097,152 B = 2,147,483,648 B\n") == 1 and "in flight" not in text
     words = "estimate gemma-3-27b --ctx 32k --gpu h100-sxm --engine vllm@0.25 --explain"
-    assert main(words.split()) == 0
-    assert "(with 8,192 tokens in flight)" in capsys.readouterr().out
+    assert "(with 8,192 tokens in flight)" in printed_by(words)
 
 
-def test_more_at_once_than_vllm_counts_is_explained(capsys):
+def test_more_at_once_than_vllm_counts_is_explained(printed_by):
     printed = []
     for words in ("gemma-3-27b --ctx 8k", "llama-3.1-8b --ctx 8k", "gemma-3-27b --max-num-seqs 2 --ctx 8k"):
-        assert main([*f"estimate {words} --gpu h100".split()]) == 0
-        printed.append(capsys.readouterr().out)
+        printed.append(printed_by(f"estimate {words} --gpu h100"))
     assert "13 at once: vLLM counts 3.3, each with a step's tokens in its windows" in " ".join(printed[0].split())
     assert not any("vLLM counts" in each for each in printed[1:])
 
@@ -117,21 +112,16 @@ def test_bytes_are_per_gpu_when_ranks_share_the_model(capsys):
     assert eight["max_concurrency"] > 4 * two["max_concurrency"] > 0
 
 
-def test_models_and_gpus_are_listed(capsys):
-    assert main(["models", "gpt2", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["models"]
+def test_models_and_gpus_are_listed(answer_of, printed_by):
+    rows = answer_of("models gpt2")["models"]
     assert {"gpt2"} <= {row["name"] for row in rows} and all(row["source"] for row in rows)
-    assert main(["gpus", "h100", "--json"]) == 0
-    assert all(row["memory_bytes"] > 2**36 for row in json.loads(capsys.readouterr().out)["gpus"])
-    assert main(["models", "--architectures"]) == 0
-    assert "DeepseekV3ForCausalLM" in capsys.readouterr().out
+    assert all(row["memory_bytes"] > 2**36 for row in answer_of("gpus h100")["gpus"])
+    assert "DeepseekV3ForCausalLM" in printed_by("models --architectures")
 
 
-def test_the_version_and_a_call_without_a_command(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("kvplan ")
-    assert main(["nonsense"]) == 2
-    assert "error: " in capsys.readouterr().err
+def test_the_version_and_a_call_without_a_command(printed_by, said_by):
+    assert printed_by("--version").startswith("kvplan ")
+    assert "error: " in said_by("nonsense")
 
 
 def test_without_towers_more_is_left_for_the_cache(capsys):
@@ -142,22 +132,21 @@ def test_without_towers_more_is_left_for_the_cache(capsys):
     assert text["kv_cache_tokens"] > whole["kv_cache_tokens"]
 
 
-def test_what_a_sequence_needs_to_be_admitted_is_what_the_deployment_divides_by(capsys):
+def test_what_a_sequence_needs_to_be_admitted_is_what_the_deployment_divides_by(answer_of, printed_by):
     """Two batches are in flight from 0.26 on, of as many tokens as the GPU's default; GPUs may differ."""
-    assert main(["estimate", "gemma-3-27b", "--ctx", "32k", "--gpu", "h100-sxm", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = answer_of("estimate gemma-3-27b --ctx 32k --gpu h100-sxm")
     cache, deployment = document["kv_cache"], document["deployments"][0]
     assert cache["in_flight_tokens"] == 2 * deployment["max_num_batched_tokens"]
     assert deployment["kv_pool_bytes"] / cache["admission_bytes"] == pytest.approx(
         deployment["max_concurrency"], rel=0.01
     )
-    assert main(["estimate", "gemma-3-27b", "--ctx", "32k", "--gpu", "h100-sxm,l40s"]) == 0
-    assert "4.85 GiB to 10.48 GiB must be free to admit it" in capsys.readouterr().out
+    assert "4.85 GiB to 10.48 GiB must be free to admit it" in printed_by(
+        "estimate gemma-3-27b --ctx 32k --gpu h100-sxm,l40s"
+    )
 
 
-def test_index_keys_are_paged_as_vllm_stores_them(capsys):
-    assert main(["estimate", "deepseek-v3.2", "--ctx", "32k", "--gpu", "8xh200", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_index_keys_are_paged_as_vllm_stores_them(answer_of):
+    document = answer_of("estimate deepseek-v3.2 --ctx 32k --gpu 8xh200")
     cache, deployment = document["kv_cache"], document["deployments"][0]
     assert cache["admission_bytes"] == cache["logical_bytes"] == (70272 + 61 * 132) * 32768
     assert deployment["kv_pool_bytes"] / cache["admission_bytes"] == pytest.approx(
@@ -165,40 +154,37 @@ def test_index_keys_are_paged_as_vllm_stores_them(capsys):
     )
 
 
-def test_the_cache_of_glm_5_is_in_8_bits_on_blackwell(capsys):
+def test_the_cache_of_glm_5_is_in_8_bits_on_blackwell(answer_of):
     def tokens(*words):
-        assert main(["estimate", "glm-5-fp8", "--ctx", "32k", *words, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)["deployments"][0]["kv_cache_tokens"]
+        return answer_of("estimate", "glm-5-fp8", "--ctx", "32k", *words)["deployments"][0]["kv_cache_tokens"]
 
     in_16_bits = tokens("--gpu", "8xb200", "--kv-cache-dtype", "bfloat16")
     assert tokens("--gpu", "8xb200") > 1.5 * in_16_bits
     assert tokens("--gpu", "8xb200", "--engine", "vllm@0.31") == pytest.approx(in_16_bits, rel=0.02)
 
 
-def test_latents_are_whole_heads_in_vllm_before_0_7_1(capsys):
+def test_latents_are_whole_heads_in_vllm_before_0_7_1(answer_of):
     """The pool and what one token takes of it are of one layout: heads of 192 elements, padded to 256."""
-    assert (
-        main(["estimate", "deepseek-v2-lite", "--ctx", "16k", "--gpu", "a100", "--engine", "vllm@0.7", "--json"]) == 0
-    )
-    document = json.loads(capsys.readouterr().out)
+    document = answer_of("estimate deepseek-v2-lite --ctx 16k --gpu a100 --engine vllm@0.7")
     cache, deployment = document["kv_cache"], document["deployments"][0]
     assert cache["bytes_per_token"] == 27 * 2 * 16 * 256 * 2
     assert cache["paged_bytes"] == cache["logical_bytes"] == cache["bytes_per_token"] * 16384
     assert deployment["kv_pool_bytes"] / cache["admission_bytes"] == pytest.approx(
         deployment["max_concurrency"], rel=0.01
     )
-    assert main(["estimate", "deepseek-v2-lite", "--gpu", "a100", "--engine", "vllm@0.7.1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["kv_cache"]["bytes_per_token"] == 27 * 576 * 2
+    assert (
+        answer_of("estimate deepseek-v2-lite --gpu a100 --engine vllm@0.7.1")["kv_cache"]["bytes_per_token"]
+        == 27 * 576 * 2
+    )
 
 
-def test_weights_that_do_not_fit_lack_their_own_bytes_only(capsys):
-    assert main(["estimate", "llama-3.1-70b", "--gpu", "l4", "--json"]) == 1
-    deployment = json.loads(capsys.readouterr().out)["deployments"][0]
+def test_weights_that_do_not_fit_lack_their_own_bytes_only(answer_of):
+    deployment = answer_of("estimate llama-3.1-70b --gpu l4", code=1)["deployments"][0]
     lacking = (deployment["weight_bytes"] - deployment["budget_bytes"]) / 2**30
     assert deployment["limit"] == f"the weights do not fit: {lacking:.2f} GiB short"
 
 
-def test_explain_says_how_weights_in_few_bits_and_slots_are_counted(capsys):
+def test_explain_says_how_weights_in_few_bits_and_slots_are_counted(printed_by):
     words = [
         "estimate",
         "llama-3.1-8b",
@@ -214,27 +200,22 @@ def test_explain_says_how_weights_in_few_bits_and_slots_are_counted(capsys):
         "2",
         "--explain",
     ]
-    assert main([*words, "--engine", "kvplan"]) == 0
-    out = capsys.readouterr().out
+    out = printed_by(*words, "--engine", "kvplan")
     assert "4 bit a weight, 16-bit scale and 4-bit zero point for each 64 weights of an output" in out
     assert "in kvplan's engine: matrices of attention, MLPs and experts 4 bit a weight, float32 scale" in out
     assert "2 x 16 x 2,621,440 x 2 B" in out
-    assert main(words) == 0
-    assert "in kvplan's engine" not in capsys.readouterr().out
+    assert "in kvplan's engine" not in printed_by(*words)
 
 
-def test_a_group_size_goes_to_the_formats_that_have_groups(capsys):
+def test_a_group_size_goes_to_the_formats_that_have_groups(printed_by):
     words = "estimate llama-3.1-8b --ctx 8k --gpu l4 --group-size 32 --format csv --quantization none,gptq,fp8"
-    assert main(words.split()) == 0
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    rows = list(csv.DictReader(printed_by(words).splitlines()))
     assert [row["weight_format"].partition(" 4-bit, ")[2] for row in rows] == ["", "group 32", ""]
 
 
-def test_towers_that_are_left_out_are_not_named(capsys):
-    assert main(["estimate", "qwen3-vl-8b", "--ctx", "8k", "--gpu", "h100"]) == 0
-    assert "in addition, vision tower" in capsys.readouterr().out
-    assert main(["estimate", "qwen3-vl-8b", "--ctx", "8k", "--gpu", "h100", "--language-model-only"]) == 0
-    assert "vision tower" not in capsys.readouterr().out
+def test_towers_that_are_left_out_are_not_named(printed_by):
+    assert "in addition, vision tower" in printed_by("estimate qwen3-vl-8b --ctx 8k --gpu h100")
+    assert "vision tower" not in printed_by("estimate qwen3-vl-8b --ctx 8k --gpu h100 --language-model-only")
 
 
 def test_states_keep_their_dtype(capsys):
@@ -244,15 +225,15 @@ def test_states_keep_their_dtype(capsys):
     assert "keeps states and no keys: --kv-cache-dtype fp8 changes nothing" in printed.err
 
 
-def test_no_speeds_of_a_load_that_the_positions_cannot_hold(capsys):
-    assert main(["estimate", "whisper-large-v3", "--gpu", "l4", "--explain"]) == 0
-    assert "prompts of 512" not in capsys.readouterr().out
+def test_no_speeds_of_a_load_that_the_positions_cannot_hold(capsys, printed_by):
+    assert "prompts of 512" not in printed_by("estimate whisper-large-v3 --gpu l4 --explain")
     found = estimate(capsys, "whisper-large-v3", "--gpu", "l4", "--encoder-tokens", "750")
     assert found["deployments"][0]["fits"] and found["deployments"][0]["performance"] is None
     asked = estimate(capsys, "whisper-large-v3", "--ctx", "448", "--gpu", "l4", "--encoder-tokens", "750")
     assert asked["deployments"][0]["performance"]["input_tokens"] == 448 - 128
 
 
-def test_more_encoder_tokens_than_the_encoder_gives_are_noted(capsys):
-    assert main(["estimate", "whisper-large-v3", "--ctx", "448", "--gpu", "l4", "--encoder-tokens", "5000"]) == 0
-    assert "5,000 is more than the 1,500 that openai/whisper-large-v3 gives a sequence" in capsys.readouterr().err
+def test_more_encoder_tokens_than_the_encoder_gives_are_noted(said_by):
+    assert "5,000 is more than the 1,500 that openai/whisper-large-v3 gives a sequence" in said_by(
+        "estimate whisper-large-v3 --ctx 448 --gpu l4 --encoder-tokens 5000", code=0
+    )

@@ -45,9 +45,10 @@ def test_several_answers_are_one_document_of_documents(capsys):
 
 
 @pytest.mark.parametrize("form", ["table", "md"])
-def test_several_answers_are_one_table(capsys, form):
-    assert main(["estimate", "llama-3.1-8b", "gpt2", "--ctx", "1k", "--gpu", "l4", "h100", "--format", form]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_several_answers_are_one_table(printed_by, form):
+    lines = printed_by(
+        "estimate", "llama-3.1-8b", "gpt2", "--ctx", "1k", "--gpu", "l4", "h100", "--format", form
+    ).splitlines()
     rows = [line for line in lines if "Llama-3.1-8B" in line or "gpt2" in line]
     assert len(rows) == 4 and all("1k" in row for row in rows)
     assert sum("131,072" in row for row in rows) == sum("36,864" in row for row in rows) == 2
@@ -106,9 +107,8 @@ def test_a_count_in_the_gpus_name_is_the_tensor_parallel_size(capsys):
     assert (piped["tensor_parallel_size"], piped["pipeline_parallel_size"]) == ("4", "2")
 
 
-def test_gpus_in_different_numbers_stand_in_one_table(capsys):
-    assert main(["estimate", "llama-3.1-8b", "--ctx", "8k", "--gpu", "h100,2xl4"]) == 0
-    shown = capsys.readouterr().out
+def test_gpus_in_different_numbers_stand_in_one_table(printed_by):
+    shown = printed_by("estimate llama-3.1-8b --ctx 8k --gpu h100,2xl4")
     assert "  2 x l4 " in shown and "  h100-sxm " in shown and "GiB per GPU" in shown
 
 
@@ -122,9 +122,10 @@ def test_nothing_fits_is_exit_code_1_after_the_table(capsys):
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "md", "json"])
-def test_a_context_beyond_the_models_positions_is_said_without_explain(capsys, form):
-    assert main(["estimate", "llama-3.1-8b", "--ctx", "256k", "--gpu", "h200", "--format", form]) == 0
-    assert "note: 256k tokens are beyond the 128k positions of meta-llama/Llama-3.1-8B" in capsys.readouterr().err
+def test_a_context_beyond_the_models_positions_is_said_without_explain(said_by, form):
+    assert "note: 256k tokens are beyond the 128k positions of meta-llama/Llama-3.1-8B" in said_by(
+        "estimate", "llama-3.1-8b", "--ctx", "256k", "--gpu", "h200", "--format", form, code=0
+    )
 
 
 def test_a_gpu_without_bfloat16_is_sized_in_what_vllm_serves(capsys):

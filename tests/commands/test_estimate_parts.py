@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -58,16 +60,18 @@ def test_chunks_are_named() -> None:
     ]
 
 
-def test_the_document_names_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "gpt-oss-20b", "--engine", "kvplan", "--gpu", "h200", "--format", "json"]) == 0
-    layout = json.loads(capsys.readouterr().out)["kv_cache"]["layout"]
+def test_the_document_names_the_groups(printed_by: Callable[..., str]) -> None:
+    layout = json.loads(printed_by("estimate gpt-oss-20b --engine kvplan --gpu h200 --format json"))["kv_cache"][
+        "layout"
+    ]
     assert (layout["block_size"], layout["block_bytes"]) == (16, 384 * 1024)
     assert [(each["kept"], each["kept_tokens"], each["width"]) for each in layout["groups"]] == [
         ("full", None, 1),
         ("window", 128, 1),
     ]
-    assert main(["estimate", "gpt-oss-20b", "--gpu", "h200", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["kv_cache"]["layout"] is None  # vLLM has groups of its own
+    assert (
+        json.loads(printed_by("estimate gpt-oss-20b --gpu h200 --format json"))["kv_cache"]["layout"] is None
+    )  # vLLM has groups of its own
 
 
 def test_every_profile_is_placed() -> None:
@@ -143,14 +147,13 @@ def test_an_interval_from_nothing_is_said_in_tokens() -> None:
     assert range_cell(empty) == "0 to 37,000"
 
 
-def test_a_headline_shows_what_vllm_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_headline_shows_what_vllm_keeps(capsys: pytest.CaptureFixture[str], answer_of: Callable[..., Any]) -> None:
     """DeepSeek-V3.2: 61 layers of 576 numbers of 2 B, and of 132 B of index keys."""
     shown = printed(capsys, "deepseek-v3.2", "--gpu", "8xh200", "--ctx", "64k")
     assert "KV cache  78,324 B per token" in shown and "85,888" not in shown
     assert 70272 + 61 * 132 == 78324
     assert "One sequence of 64k tokens: 4.78 GiB (4.78 GiB in whole blocks; 4.78 GiB must be free to admit it)" in shown
-    assert main(["estimate", "deepseek-v3.2", "--gpu", "8xh200", "--ctx", "64k", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)["kv_cache"]
+    document = answer_of("estimate deepseek-v3.2 --gpu 8xh200 --ctx 64k")["kv_cache"]
     assert (document["bytes_per_token"], document["logical_bytes"]) == (78324, 78324 * 65536)
     assert kvplan.estimate("deepseek-v3.2", gpu="8xh200", ctx="64k").kv_bytes_per_token == 78324
 
@@ -219,17 +222,14 @@ def test_gpus_of_several_counts_are_one_answer(capsys: pytest.CaptureFixture[str
         ("llama-2-13b --gpu rtx-4090 --ctx 32k", "(--quantization fp8 --ctx 4096)"),
     ],
 )
-def test_a_hint_names_no_context_beyond_the_positions(
-    words: str, hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hint_names_no_context_beyond_the_positions(words: str, hint: str, said_by: Callable[..., str]) -> None:
     """446,176 and 10,608 tokens fit, and vLLM refuses more than the positions."""
-    assert main(["estimate", *words.split()]) == 1
-    assert hint in capsys.readouterr().err
+    assert hint in said_by("estimate", *words.split(), code=1)
 
 
-def test_memory_that_loading_leaves_free_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_that_loading_leaves_free_is_said(printed_by: Callable[..., str]) -> None:
     """93.94 MiB on each H200; of Llama it is next to nothing."""
-    assert main(["estimate", "deepseek-v3", "--gpu", "8xh200", "--explain"]) == 0
-    assert "MiB of the overhead lies free in memory that PyTorch keeps from loading" in capsys.readouterr().out
-    assert main(["estimate", "llama-3.1-8b", "--gpu", "h100", "--explain"]) == 0
-    assert "that PyTorch keeps from loading" not in capsys.readouterr().out
+    assert "MiB of the overhead lies free in memory that PyTorch keeps from loading" in printed_by(
+        "estimate deepseek-v3 --gpu 8xh200 --explain"
+    )
+    assert "that PyTorch keeps from loading" not in printed_by("estimate llama-3.1-8b --gpu h100 --explain")

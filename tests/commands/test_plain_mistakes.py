@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,9 @@ def test_a_drafter_that_does_not_fit_is_named(capsys: pytest.CaptureFixture[str]
     assert "3 draft tokens per step: 131.42 GiB of weights per GPU" in printed.out
 
 
-def test_of_several_the_nearest_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_the_nearest_is_named(said_by: Callable[..., str]) -> None:
     words = "llama-3.1-405b llama-3.1-70b --gpu l4 t4"
-    assert main(["estimate", *words.split()]) == 1
-    said = capsys.readouterr().err
+    said = said_by("estimate", *words.split(), code=1)
     assert "None of these deployments fits." in said
     assert "hint: nearest is meta-llama/Llama-3.1-70B on l4: use --gpu 16xl4" in said
 

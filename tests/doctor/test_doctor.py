@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,6 @@ import torch
 from synthetic_sweep import TRUTH, write_sweep
 
 from kvplan.catalog.devices.measured import read_measured
-from kvplan.cli import main
 from kvplan.doctor import measure, session
 from kvplan.doctor.screen import WIDTH, is_all_right, screen_of
 from kvplan.doctor.session import driver_facts
@@ -204,10 +204,9 @@ def test_the_drivers_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver_facts() == {"error": "Not Supported"}
 
 
-def test_a_cpu_is_checked_and_nobodys_home_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_cpu_is_checked_and_nobodys_home_is_told(printed_by: Callable[..., str], tmp_path: Path) -> None:
     """By the command, in a real worker."""
-    assert main(["doctor", "--device", "cpu", "--json"]) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by("doctor --device cpu --json")
     report = json.loads(printed)
     assert str(Path.home()) == "/" or str(Path.home()) not in printed
     assert {"layer_norm", "argmax_rows", "cpu_decode", "cpu_prompts", "cpu_write", "cpu_products"} <= {
@@ -217,9 +216,7 @@ def test_a_cpu_is_checked_and_nobodys_home_is_told(capsys: pytest.CaptureFixture
     assert "the CPU, as asked for" in text_of(report)
 
 
-def test_a_gpu_that_is_not_there_is_a_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_is_not_there_is_a_sentence(said_by: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine refuses; what a worker refuses is an error with a hint."""
     monkeypatch.setattr(cuda, "visible_gpu", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -228,10 +225,8 @@ def test_a_gpu_that_is_not_there_is_a_sentence(
     assert refused.value.message
     answer = json.dumps({"type": "error", "message": "no GPU here.", "hint": "use device='cpu'"})
     monkeypatch.setattr(session, "WORKER_COMMAND", (sys.executable, "-c", f"print({answer!r}); input(); input()"))
-    assert main(["doctor", "--device", "cuda"]) == 1
-    assert capsys.readouterr().err == "error: no GPU here.\nhint: use device='cpu'\n"
-    assert main(["doctor", "--device", "gpu"]) == 2
-    assert "'gpu' is not known" in capsys.readouterr().err
+    assert said_by("doctor --device cuda", code=1) == "error: no GPU here.\nhint: use device='cpu'\n"
+    assert "'gpu' is not known" in said_by("doctor --device gpu")
 
 
 def test_a_worker_that_ends_says_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:

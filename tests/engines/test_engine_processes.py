@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from sweep_helpers import is_running, wait_until
 
 from kvplan.engines.interface import Command
 from kvplan.engines.server import free_port, is_free, listens, wait_until_ready
@@ -33,15 +33,8 @@ SECONDS = 60.0
 
 def family(tmp_path: Path, last: str = SITS) -> ServerProcess:
     process = ServerProcess(Command((sys.executable, "-c", FAMILY.format(last=last))), tmp_path / "log")
-    wait_for(lambda: "ready" in process.log() or not process.is_running)
+    wait_until(lambda: "ready" in process.log() or not process.is_running)
     return process
-
-
-def wait_for(is_so: object) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_so():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def keepers(pid: int) -> list[int]:
@@ -58,14 +51,7 @@ def command_of(pid: int) -> bytes:
 
 def are_gone(pids: list[int]) -> bool:
     """Zombies whose parent has not read them count as gone."""
-    return all(_state(pid) in ("", "Z") for pid in pids)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return not any(map(is_running, pids))
 
 
 def test_a_stopped_server_leaves_no_process(tmp_path: Path) -> None:
@@ -79,7 +65,7 @@ def test_a_stopped_server_leaves_no_process(tmp_path: Path) -> None:
 
 def test_what_a_dead_server_leaves_behind_is_ended_too(tmp_path: Path) -> None:
     process = family(tmp_path, last="os._exit(7)")
-    wait_for(lambda: not process.is_running)
+    wait_until(lambda: not process.is_running)
     assert process.poll() == 7
     process.stop()
     assert descendants(process.keeper_pid) == []
@@ -108,7 +94,7 @@ time.sleep(600)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    wait_for(lambda: are_gone(pids))
+    wait_until(lambda: are_gone(pids))
 
 
 def test_a_program_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
@@ -121,7 +107,7 @@ def test_a_variable_of_none_is_taken_away(tmp_path: Path, monkeypatch: pytest.Mo
     show = "import os; print(os.environ.get('KVPLAN_TAKEN'), os.environ['KVPLAN_GIVEN'])"
     command = Command((sys.executable, "-c", show), {"KVPLAN_TAKEN": None, "KVPLAN_GIVEN": "2"})
     process = ServerProcess(command, tmp_path / "log")
-    wait_for(lambda: not process.is_running)
+    wait_until(lambda: not process.is_running)
     process.stop()
     assert process.log() == "None 2\n"
 
@@ -143,7 +129,7 @@ def test_somebody_elses_server_is_not_taken_for_ours(tmp_path: Path) -> None:
     foreign = ServerProcess(Command((*serve, str(port))), tmp_path / "foreign")
     ours = family(tmp_path)
     try:
-        wait_for(lambda: listens(port, descendants(foreign.keeper_pid)))
+        wait_until(lambda: listens(port, descendants(foreign.keeper_pid)))
         with pytest.raises(KvplanError, match=f"Another server listens on port {port}"):
             wait_until_ready(ours, port, "/", SECONDS)
         assert wait_until_ready(foreign, port, "/", SECONDS).seconds is not None

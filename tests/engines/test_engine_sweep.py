@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from serve_adapter import REFUSED_SEATS, ServeAdapter
-from test_engine_processes import are_gone, keepers, wait_for
+from sweep_helpers import wait_until
+from test_engine_processes import are_gone, keepers
 from tiny_configs import llama_config
 
 from kvplan.engines.interface import StartedEngine
@@ -144,7 +145,7 @@ def test_a_killed_sweep_leaves_nothing_and_continues(model: str, tmp_path: Path)
     killed.wait()
     killed.stdout.close()
     assert len(pids) >= 2
-    wait_for(lambda: are_gone(pids))
+    wait_until(lambda: are_gone(pids))
     continued = resume_sweep(out, Stopping(), engine_of=lambda options: ENGINE)
     assert continued.interrupted and continued.rows == [], "it began the trial anew, and ended it at Ctrl-C"
     assert keepers(os.getpid()) == []

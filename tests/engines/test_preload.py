@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from serve_adapter import ServeAdapter
-from test_engine_processes import are_gone, command_of, keepers, wait_for
+from sweep_helpers import wait_until
+from test_engine_processes import are_gone, command_of, keepers
 from test_engine_sweep import CONFIG, sweep
 
 from kvplan.engines.interface import Command, Preload, StartOrder
@@ -92,7 +93,7 @@ def fork(forks: ForkServer, folder: Path, *words: str) -> ServerProcess:
 def test_two_threads_may_stop_one(forks: ForkServer, folder: Path) -> None:
     """The one that ends what takes too long, and the one that is through with it."""
     server = fork(forks, folder, "here")
-    wait_for(lambda: "second ended" in server.log())
+    wait_until(lambda: "second ended" in server.log())
     with ThreadPoolExecutor(4) as threads:
         for stopped in [threads.submit(server.stop) for _ in range(4)]:
             stopped.result()
@@ -102,7 +103,7 @@ def test_two_threads_may_stop_one(forks: ForkServer, folder: Path) -> None:
 def test_a_forked_server_is_what_a_started_one_is(forks: ForkServer, folder: Path) -> None:
     for _ in range(2):
         server = fork(forks, folder, "here")
-        wait_for(lambda server=server: "second ended" in server.log())  # type: ignore[misc]
+        wait_until(lambda server=server: "second ended" in server.log())  # type: ignore[misc]
         assert server.log().splitlines() == [
             "server __main__ ['here'] True",
             "environment given None kept",
@@ -122,7 +123,7 @@ def test_a_forked_server_is_what_a_started_one_is(forks: ForkServer, folder: Pat
 
 def test_a_forked_server_that_fails_says_so(forks: ForkServer, folder: Path) -> None:
     server = fork(forks, folder, "fails")
-    wait_for(lambda: not server.is_running)
+    wait_until(lambda: not server.is_running)
     assert server.poll() == 1 and server.log().splitlines()[-1] == "OSError: no such thing"
     server.stop()
 
@@ -152,7 +153,7 @@ time.sleep(600)
         pids = descendants(parent.pid)
         assert len(pids) >= 4, "the imports, the keeper, the server and what it spawned"
         parent.kill()
-    wait_for(lambda: are_gone(pids))
+    wait_until(lambda: are_gone(pids))
 
 
 FRAGILE = """

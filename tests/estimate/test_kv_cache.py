@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
-from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.estimate.kv_cache import (
     CacheSettings,
@@ -168,9 +168,8 @@ def test_sglang_has_none() -> None:
         predict_sglang(resolve_model("llama-3.1-8b"), find_gpu("h100"), ServingSettings(kv_cache_dtype=SCALED))
 
 
-def test_a_plan_offers_the_engines_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_offers_the_engines_that_have_it(printed_by: Callable[..., str]) -> None:
     arguments = ["plan", "llama-3.1-8b", "--users", "4", "--ctx-avg", "4k", "--gpu", "h100", "--json"]
-    assert main([*arguments, "--kv-cache-dtype", SCALED]) == 0
-    best = json.loads(capsys.readouterr().out)["deployments"][0]
+    best = json.loads(printed_by(*arguments, "--kv-cache-dtype", SCALED))["deployments"][0]
     assert set(best["commands"]) == {"vllm", "kvplan"}
     assert all(f"--kv-cache-dtype {SCALED}" in command for command in best["commands"].values())

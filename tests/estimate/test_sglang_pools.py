@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -350,24 +350,23 @@ def test_seats_and_windows_limit_what_runs_at_once() -> None:
     assert within.max_concurrency == pytest.approx(0.8 * within.kv_cache_tokens / 128, rel=0.001)
 
 
-def test_what_does_not_fit_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "llama-3.1-70b", "--gpu", "h100", "--engine", "sglang"]) == 1
-    assert "the weights leave nothing of mem_fraction_static: " in capsys.readouterr().err
+def test_what_does_not_fit_is_a_sentence(said_by: Callable[..., str]) -> None:
+    assert "the weights leave nothing of mem_fraction_static: " in said_by(
+        "estimate llama-3.1-70b --gpu h100 --engine sglang", code=1
+    )
     words = ["estimate", "llama-3.1-8b", "--gpu", "l40s", "--engine", "sglang", "--ctx"]
-    assert main([*words, "256k"]) == 1
-    shown = capsys.readouterr().err
+    shown = said_by(*words, "256k", code=1)
     assert "longest sequence that fits: " in shown and "--ctx " in shown
     longest = int(shown.split("--ctx ")[1].split(",")[0].split()[0])
     assert main([*words, str(longest)]) == 0
 
 
-def test_the_table_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_it_is_of(capsys: pytest.CaptureFixture[str], answer_of: Callable[..., Any]) -> None:
     assert main(["estimate", "llama-3.1-8b", "--ctx", "8k", "--engine", "sglang", "--explain"]) == 0
     shown = capsys.readouterr()
     assert "fit at once, sglang@0.5.23 (GiB):" in shown.out and "mem_fraction_static" in shown.out
     assert "no speed is told" in shown.err and "TTFT" not in shown.out and "mi300x" not in shown.out
-    assert main(["estimate", "gemma-3-27b", "--gpu", "2xh100", "--engine", "sglang", "--json"]) == 0
-    (document,) = json.loads(capsys.readouterr().out)["deployments"]
+    (document,) = answer_of("estimate gemma-3-27b --gpu 2xh100 --engine sglang")["deployments"]
     assert document["engine"] == "sglang@0.5.23" and document["performance"] is None
 
 
@@ -390,9 +389,8 @@ def test_what_is_not_modelled_is_refused(words: str, said: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize("command", ["plan llama-3.1-8b --users 4", "cache trace.jsonl llama-3.1-8b"])
-def test_other_commands_refuse_it_in_a_sentence(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*command.split(), "--engine", "sglang"]) == 2
-    shown = capsys.readouterr().err
+def test_other_commands_refuse_it_in_a_sentence(command: str, said_by: Callable[..., str]) -> None:
+    shown = said_by(*command.split(), "--engine", "sglang")
     assert "error: Only vLLM's scheduler and prefix cache are modelled here, not SGLang's." in shown
     assert "kvplan estimate --engine sglang sizes its memory" in shown
     with pytest.raises(KvplanError, match="not SGLang's"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kvplan.catalog.devices.gpus import GpuCount, find_gpu
@@ -9,7 +11,6 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.answer import EstimateAnswer
 from kvplan.estimate.question import Question, answer_question
@@ -88,8 +89,7 @@ def test_sharing_is_about_several_models_on_one_gpu() -> None:
         share_gpu([sized("llama-3.1-8b")], EngineChoice("vllm"))
 
 
-def test_the_command_says_what_to_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_to_set(printed_by: Callable[..., str]) -> None:
     words = ["estimate", "qwen3-8b", "qwen3-4b", "--gpu", "h100", "--ctx", "8k", "--share-gpu"]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by(*words)
     assert "Together on one h100-sxm: Qwen/Qwen3-8B --gpu-memory-utilization 0." in " ".join(printed.split())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -180,9 +182,10 @@ def test_sglang_account_and_its_own_words() -> None:
     assert "gpu-memory-utilization" not in sentences
 
 
-def test_a_folder_of_the_cache_is_called_by_its_id(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", str(LOGS / "sglang-0.5.18-qwen3-30b-a3b-fp8-h100.log")]) == 0
-    assert capsys.readouterr().out.startswith("sglang (version not printed): Qwen/Qwen3-30B-A3B-FP8 on h100-sxm")
+def test_a_folder_of_the_cache_is_called_by_its_id(printed_by: Callable[..., str]) -> None:
+    assert printed_by("explain", str(LOGS / "sglang-0.5.18-qwen3-30b-a3b-fp8-h100.log")).startswith(
+        "sglang (version not printed): Qwen/Qwen3-30B-A3B-FP8 on h100-sxm"
+    )
 
 
 def test_sglang_states_have_a_pool_of_their_own() -> None:
@@ -278,14 +281,12 @@ def test_busy_gpu() -> None:
     assert "13.57 GiB" in sentences and "0.42" in sentences
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path: Path, answer_of: Callable[..., Any], printed_by: Callable[..., str]) -> None:
     path = tmp_path / "vllm.log"
     path.write_text(V019, encoding="utf-8")
-    assert main(["explain", str(path), "--model", "llama-3.1-8b"]) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by("explain", str(path), "--model", "llama-3.1-8b")
     assert "58.11" in printed and "476,016" in printed and "what to change" in printed
-    assert main(["explain", str(path), "--model", "llama-3.1-8b", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = answer_of("explain", str(path), "--model", "llama-3.1-8b")
     assert document["schema"] == "kvplan.explain/1"
     assert document["kv_cache_tokens"]["logged"] == 476016
 
@@ -302,12 +303,11 @@ def test_a_model_that_is_not_known_is_not_one_that_was_not_told(name: str, reaso
     assert note.startswith(f"No prediction: {reason}")
 
 
-def test_not_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_not_a_log(tmp_path: Path, said_by: Callable[..., str]) -> None:
     path = tmp_path / "other.log"
     path.write_bytes(b"\xff\xfehello\n")
     assert main(["explain", str(path)]) == 1
-    assert main(["explain", str(tmp_path / "missing.log")]) == 1
-    assert capsys.readouterr().err.count("error: ") == 2
+    assert said_by("explain", str(tmp_path / "missing.log"), code=1).count("error: ") == 2
 
 
 def test_what_was_named_and_is_not_the_logs_is_said() -> None:
@@ -327,7 +327,7 @@ def test_a_pool_far_from_the_prediction_is_not_answered_with_gains(line: str) ->
     assert not account.changes and account.predicted.kv_cache_tokens
 
 
-def test_a_cache_outside_the_interval_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_outside_the_interval_is_said(printed_by: Callable[..., str]) -> None:
     """The published start is inside; with 2 GiB less for the cache it is not, and what took them is named."""
     spec = resolve_model("llama-3.1-8b")
     answer = explain_log(parse_startup_log(V019), spec, None)
@@ -341,17 +341,16 @@ def test_a_cache_outside_the_interval_is_said(capsys: pytest.CaptureFixture[str]
         f"The log has 459,632 KV tokens, fewer than predicted: 9 of 10 start-ups like it have {low:,} to {high:,}."
     )
     assert "Most of that is in 'activations (peak)', 2.01 GiB more than predicted." in said
-    assert main(["explain", str(LOGS / "vllm-0.19-llama-3.1-8b-h100.log")]) == 0
-    assert f"log 476,016, kvplan 476,000 ({low:,} to {high:,})" in capsys.readouterr().out
+    assert f"log 476,016, kvplan 476,000 ({low:,} to {high:,})" in printed_by(
+        "explain", str(LOGS / "vllm-0.19-llama-3.1-8b-h100.log")
+    )
 
 
-def test_what_a_log_does_not_state_may_be_why_its_cache_lies_outside(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_log_does_not_state_may_be_why_its_cache_lies_outside(said_by: Callable[..., str]) -> None:
     """An A100 of 40 GB is called an L40S: the log states neither its GPU, nor the share of it."""
     log = str(LOGS / "vllm-0.19-qwen3-8b-later-start.log")
     said = "The log does not state the GPU, --gpu-memory-utilization, --max-num-seqs: give"
     for words in (["explain", log, "--gpu"], ["estimate", "--from-log", log, "--gpu"]):
-        assert main([*words, "l40s"]) == 0
-        assert said in capsys.readouterr().err
+        assert said in said_by(*words, "l40s", code=0)
     inside = LOGS / "vllm-0.19-llama-3.1-8b-h100.log"
-    assert main(["estimate", "--from-log", str(inside)]) == 0
-    assert "9 of 10" not in capsys.readouterr().err
+    assert "9 of 10" not in said_by("estimate", "--from-log", str(inside), code=0)

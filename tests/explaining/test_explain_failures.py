@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,9 +132,8 @@ def test_a_sampler_that_ran_out_of_memory_is_named() -> None:
     assert "lower --max-num-seqs" in sentences(explain_log(log, None, None))
 
 
-def test_the_command_explains_a_cpus_log(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", str(LOGS / "vllm-0.28-cpu-opt-125m.log")]) == 0
-    shown = capsys.readouterr().out
+def test_the_command_explains_a_cpus_log(printed_by: Callable[..., str]) -> None:
+    shown = printed_by("explain", str(LOGS / "vllm-0.28-cpu-opt-125m.log"))
     assert "on a CPU" in shown and "GiB of the host" in shown
     assert "log 29,056, kvplan 29,127" in shown, "the model is read off its folder in the cache"
 
@@ -280,7 +280,6 @@ def test_of_a_long_log_both_ends_are_read(tmp_path: Path, capsys: pytest.Capture
     assert "the first and the last 1 MiB were read" in shown.err
 
 
-def test_a_model_whose_path_no_file_can_have_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_whose_path_no_file_can_have_is_unknown(tmp_path: Path, said_by: Callable[..., str]) -> None:
     (tmp_path / "start.log").write_text(f"model='/{'a' * 400}'\nModel loading took 1.5 GiB\n", encoding="utf-8")
-    assert main(["explain", str(tmp_path / "start.log")]) == 0
-    assert "is not known here" in capsys.readouterr().err
+    assert "is not known here" in said_by("explain", str(tmp_path / "start.log"), code=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,14 +190,14 @@ def test_the_python_call_takes_settings_too() -> None:
         kvplan.explain(LOGS / "vllm-0.22-stated-utilization.log", acceptance_rate=0.5)
 
 
-def test_the_settings_that_were_read_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", str(LOGS / "vllm-0.27-qwen3.8-27b-gb10.log")]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+def test_the_settings_that_were_read_are_shown(printed_by: Callable[..., str]) -> None:
+    shown = " ".join(printed_by("explain", str(LOGS / "vllm-0.27-qwen3.8-27b-gb10.log")).split())
     assert "settings read: --gpu-memory-utilization 0.92, --max-model-len 786432, --no-enable-prefix-caching" in shown
     read = kvplan.explain(LOGS / "sglang-qwq-32b-tp4-l4.log").to_dict()["settings"]
     assert (read["tensor_parallel_size"], read["gpu_memory_utilization"]) == (4, 0.85)
-    assert main(["explain", str(LOGS / "sglang-qwq-32b-tp4-l4.log")]) == 0
-    assert "--mem-fraction-static 0.85" in " ".join(capsys.readouterr().out.split())
+    assert "--mem-fraction-static 0.85" in " ".join(
+        printed_by("explain", str(LOGS / "sglang-qwq-32b-tp4-l4.log")).split()
+    )
 
 
 def test_another_engine_than_the_logs_is_refused() -> None:

@@ -1,17 +1,19 @@
-"""One pass finds what caches of every size find that are replayed block by block, and no cache finds more than the
-bound."""
+"""One pass finds what caches of every size find, replayed block by block: also of layers with windows or states."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from itertools import product
 
 import pytest
-from random_traces import blocks_of, branching_trace, chat_trace, replayed_hits
+from random_traces import blocks_of, branching_trace, chat_trace
+from random_traces import replayed_hits as blockwise_hits
 
 from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.tiers.chains import Chain, chains_of
 from kvplan.fleet.tiers.curves import next_uses
 from kvplan.fleet.tiers.distances import reuse_distances
+from kvplan.fleet.tiers.replayed import Weights, replayed_hits
 
 TRACES = [*(branching_trace(seed) for seed in range(6)), *(chat_trace(seed) for seed in range(4))]
 
@@ -24,7 +26,7 @@ def test_one_pass_finds_what_a_replay_of_any_size_finds(trace: int, block_tokens
     found = reuse_distances(chains)
     longest = max(chain.num_blocks for chain in chains)
     for num_blocks in (1, 3, longest, 2 * longest, 97, 200, found.num_distinct - 1, found.num_distinct, 10**6):
-        replayed = replayed_hits(chains, num_blocks)
+        replayed = blockwise_hits(chains, num_blocks)
         assert found.hits_by_request(num_blocks) == replayed
         assert found.num_hits(num_blocks) == sum(replayed)
     assert found.num_hits(found.num_distinct) == found.num_reused
@@ -90,3 +92,65 @@ def test_the_bound_is_no_less_than_what_is_found(trace: int) -> None:
     for num_blocks in (0, 1, 7, 30, 80, 200, 500):
         assert best.num_hits(num_blocks) >= found.num_hits(num_blocks)
     assert best.num_hits(10**9) == found.num_reused
+
+
+FEWER_TRACES = [*(branching_trace(seed) for seed in range(4)), *(chat_trace(seed) for seed in range(3))]
+
+
+class PlainHybrid:
+    """Every unit and every end by itself, least recently used; a unit or an end is evicted whole."""
+
+    def __init__(self, num_blocks: int, weights: Weights) -> None:
+        self._num_blocks, self._weights = num_blocks, weights
+        self._kept: OrderedDict[object, int] = OrderedDict()
+
+    def hits(self, chain: Chain, number: int) -> int:
+        names = blocks_of(chain, number)
+        reach = 0
+        while reach < chain.most_hit_blocks and names[reach] in self._kept:
+            reach += 1
+        found = max((place for place in range(1, reach + 1) if ("end", names[place - 1]) in self._kept), default=0)
+        for name in reversed(names):
+            self._put(name, self._weights.unit)
+        for place in sorted({found, reach, chain.most_hit_blocks} - {0}, reverse=True):
+            self._put(("end", names[place - 1]), self._weights.end)
+        while sum(self._kept.values()) > self._num_blocks:
+            self._kept.popitem(last=False)
+        return found
+
+    def _put(self, name: object, weight: int) -> None:
+        self._kept[name] = weight
+        self._kept.move_to_end(name)
+
+
+@pytest.mark.parametrize("weights", [Weights(1, 4), Weights(3, 1), Weights(2, 20)])
+@pytest.mark.parametrize("trace", range(len(FEWER_TRACES)))
+def test_requests_find_what_block_by_block_is_found(trace: int, weights: Weights) -> None:
+    chains = chains_of(FEWER_TRACES[trace], 8)
+    for num_blocks in (20, 60, 150, 400, 10**6):
+        cache = PlainHybrid(num_blocks, weights)
+        assert replayed_hits(chains, weights, num_blocks) == [
+            cache.hits(chain, number) for number, chain in enumerate(chains)
+        ]
+
+
+@pytest.mark.parametrize("trace", range(len(FEWER_TRACES)))
+def test_without_windows_a_replay_finds_what_one_pass_finds(trace: int) -> None:
+    chains = chains_of(FEWER_TRACES[trace], 8)
+    found = reuse_distances(chains)
+    for num_blocks in (1, 5, 17, 50, 120, 300, 1000):
+        assert replayed_hits(chains, Weights(1, 0), num_blocks) == found.hits_by_request(num_blocks)
+        assert replayed_hits(chains, Weights(3, 0), 3 * num_blocks) == found.hits_by_request(num_blocks)
+
+
+def test_the_second_of_those_that_begin_alike_finds_no_end_and_the_third_does() -> None:
+    """What two prompts share ends where neither of them could resume: the second one's lookup has an end kept there."""
+    requests = [FleetRequest(number, 0.0, 96, 1, (TokenRun(1, 48), TokenRun(10 + number, 96))) for number in range(3)]
+    chains = chains_of(requests, 16)
+    assert replayed_hits(chains, Weights(1, 2), 1000) == [0, 0, 3]
+    assert replayed_hits(chains, Weights(1, 0), 1000) == [0, 3, 3]
+
+
+def test_the_same_prompt_again_resumes_at_its_last_boundary() -> None:
+    twice = [FleetRequest(number, 0.0, 100, 1, (TokenRun(1, 100),)) for number in range(2)]
+    assert replayed_hits(chains_of(twice, 16), Weights(1, 2), 1000) == [0, 6]

@@ -244,14 +244,37 @@ PER_SECOND = 64 / (40 * 0.02)
 """Requests that 64 seats serve in a second: each has 40 steps of 20 ms."""
 
 
-@pytest.mark.parametrize("in_flight", [1, 4, 16, 40, 60])
-def test_fewer_in_flight_than_seats_are_bound_by_the_load(in_flight: int) -> None:
-    assert Simulated(in_flight=in_flight).verdict().bound_by == "load"
+BOUND_BY = {
+    "load": (
+        *(Simulated(in_flight=number) for number in (1, 4, 16, 40, 60)),
+        *(Simulated(rate=rate) for rate in (2.0, 0.3 * PER_SECOND, 0.6 * PER_SECOND)),
+        Simulated(rate=8.0, late_seconds=0.0015),  # by a timer
+        *(Simulated(in_flight=3, answer=8, late_seconds=late) for late in (0.0038, 0.020)),  # latency is from sending
+    ),
+    "seats": (
+        *(Simulated(seats=seats, in_flight=number) for seats, number in ((4, 8), (16, 64), (64, 65), (64, 200))),
+        *(Simulated(rate=share * PER_SECOND) for share in (1.3, 2.0)),
+        Simulated(seats=16, in_flight=40, tells_seats=False),
+    ),
+    # a pool for fewer than the seats, whatever is left over, up to a whole sequence less one token
+    "kv": (
+        *(Simulated(pool_tokens=held * EACH, in_flight=64) for held in (3, 7, 30, 50)),
+        *(Simulated(pool_tokens=held * EACH + EACH // 2, in_flight=64) for held in (3, 7, 30, 50)),
+        *(Simulated(pool_tokens=held * EACH + 10, rate=PER_SECOND) for held in (7, 30)),
+    ),
+    # one prompt per step of 20 ms: 50 in a second, although seats and pool have room
+    "compute": tuple(Simulated(seats=512, prompts_per_step=200, answer=4, rate=rate) for rate in (70.0, 120.0)),
+    # latencies of an open loop count from the schedule: 5 ms are a quarter of a step's time
+    "client": tuple(Simulated(rate=8.0, late_seconds=late) for late in (0.005, 0.050)),
+}
 
 
-@pytest.mark.parametrize("rate", [2.0, 0.3 * PER_SECOND, 0.6 * PER_SECOND])
-def test_arrivals_below_what_the_seats_serve_are_bound_by_the_load(rate: float) -> None:
-    assert Simulated(rate=rate).verdict().bound_by == "load"
+@pytest.mark.parametrize(
+    ("bound", "server"), [(bound, each) for bound, servers in BOUND_BY.items() for each in servers]
+)
+def test_what_bounds_a_server_is_found(bound: str, server: Simulated) -> None:
+    found = server.verdict()
+    assert found.bound_by == bound, found.sentence
 
 
 @pytest.mark.parametrize("answer", [1, 8, 40])
@@ -263,61 +286,11 @@ def test_as_many_in_flight_as_seats_are_bound_by_the_seats(seats: int, answer: i
     assert "another request would wait" in found.sentence
 
 
-@pytest.mark.parametrize(("seats", "in_flight"), [(4, 8), (16, 64), (64, 65), (64, 200)])
-def test_more_in_flight_than_seats_are_bound_by_the_seats(seats: int, in_flight: int) -> None:
-    assert Simulated(seats=seats, in_flight=in_flight).verdict().bound_by == "seats"
-
-
-@pytest.mark.parametrize("share", [1.3, 2.0])
-def test_arrivals_above_what_the_seats_serve_are_bound_by_the_seats(share: float) -> None:
-    assert Simulated(rate=share * PER_SECOND).verdict().bound_by == "seats"
-
-
-def test_seats_that_are_not_told_are_bound_by_them_where_requests_wait() -> None:
-    assert Simulated(seats=16, in_flight=40, tells_seats=False).verdict().bound_by == "seats"
-
-
 def test_seats_that_are_not_told_may_be_what_ran_all_the_time() -> None:
     """As far as anybody can see, more would be served; the sentence says what it depends on."""
     found = Simulated(seats=16, in_flight=16, tells_seats=False, answer=400).verdict()
     assert found.bound_by == "load"
     assert "unless 16 at once is the server's max_num_seqs" in found.sentence
-
-
-@pytest.mark.parametrize("num_held", [3, 7, 30, 50])
-def test_a_pool_for_fewer_than_the_seats_is_bound_by_kv(num_held: int) -> None:
-    """Whatever is left over, up to a whole sequence less one token."""
-    for left_over in (0, EACH // 2):
-        found = Simulated(pool_tokens=num_held * EACH + left_over, in_flight=64).verdict()
-        assert found.bound_by == "kv", found.sentence
-
-
-@pytest.mark.parametrize("num_held", [7, 30])
-def test_arrivals_above_what_the_pool_holds_are_bound_by_kv(num_held: int) -> None:
-    assert Simulated(pool_tokens=num_held * EACH + 10, rate=PER_SECOND).verdict().bound_by == "kv"
-
-
-@pytest.mark.parametrize("rate", [70.0, 120.0])
-def test_prompts_that_no_step_has_room_for_are_bound_by_compute(rate: float) -> None:
-    """One prompt per step of 20 ms: 50 in a second, although seats and pool have room."""
-    server = Simulated(seats=512, prompts_per_step=200, answer=4, rate=rate)
-    assert server.verdict().bound_by == "compute"
-
-
-@pytest.mark.parametrize("late_seconds", [0.005, 0.050])
-def test_an_open_loop_that_sends_late_is_bound_by_the_client(late_seconds: float) -> None:
-    """Its latencies count from the schedule: 5 ms are a quarter of a step's time."""
-    assert Simulated(rate=8.0, late_seconds=late_seconds).verdict().bound_by == "client"
-
-
-def test_an_open_loop_that_is_late_by_a_timer_is_not() -> None:
-    assert Simulated(rate=8.0, late_seconds=0.0015).verdict().bound_by == "load"
-
-
-@pytest.mark.parametrize("late_seconds", [0.0038, 0.020])
-def test_lateness_distorts_nothing_in_a_closed_loop(late_seconds: float) -> None:
-    """Latency counts from sending."""
-    assert Simulated(in_flight=3, answer=8, late_seconds=late_seconds).verdict().bound_by == "load"
 
 
 @pytest.mark.parametrize("seconds", [0.3, 0.9])

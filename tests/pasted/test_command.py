@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,16 +118,16 @@ def test_a_plan_says_what_would_serve_without_them(capsys: pytest.CaptureFixture
     assert "--port" in err
 
 
-def test_a_plan_keeps_the_drafter_and_the_offloaded_weights_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_keeps_the_drafter_and_the_offloaded_weights_of_a_command(
+    capsys: pytest.CaptureFixture[str], printed_by: Callable[..., str], said_by: Callable[..., str]
+) -> None:
     """Both were refused."""
     drafter = {"method": "mtp", "num_speculative_tokens": 1}
     command = "vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 8192 --cpu-offload-gb 2 "
     command += f"--speculative-config '{json.dumps(drafter)}'"
     words = ["plan", "--users", "8", "--gpu", "h200", "--max-gpus", "8", "--like", command]
-    assert main(words) == 2
-    assert "A plan with a drafter needs --acceptance-rate" in capsys.readouterr().err
-    assert main([*words, "--acceptance-rate", "0.8"]) == 0
-    out = capsys.readouterr().out
+    assert "A plan with a drafter needs --acceptance-rate" in said_by(*words)
+    out = printed_by(*words, "--acceptance-rate", "0.8")
     line = next(line for line in out.splitlines() if line.lstrip().startswith("vllm:"))
     assert json.loads(line.partition("--speculative-config '")[2].partition("'")[0]) == drafter
     assert "--cpu-offload-gb 2" in line and "Drafter: mtp, 1 draft token a step" in out

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,14 +70,13 @@ def test_the_budget_of_a_step_is_searched() -> None:
     assert kept.deployments[0].verdict.meets, "which with the default nothing keeps"
 
 
-def test_what_nobody_would_read_is_not_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_nobody_would_read_is_not_the_answer(printed_by: Callable[..., str]) -> None:
     """Eight RTX 3090 hold the cache of 50 users for two cents less than what is twice as fast."""
     found = planned("qwen3-32b", "rtx-3090", "rtx-pro-6000", num_users=50, average_context=8192, longest_context=32768)
     best = found.deployments[0]
     assert best.choice.gpu.id == "rtx-pro-6000"
     assert best.verdict.meets and best.expected.time("tpot", "p50").middle <= 0.1  # type: ignore[union-attr]
-    assert main(["plan", "llama-3.3-70b", "--users", "8", "--ctx-avg", "4k", "--gpu", "a6000", "--max-gpus", "4"]) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by("plan llama-3.3-70b --users 8 --ctx-avg 4k --gpu a6000 --max-gpus 4")
     assert "Slower than people read" in printed
     others = planned("llama-3.3-70b", "a6000", num_users=8, average_context=4096, max_gpus=4).alternatives
     is_one_faster = any(each.deployment.verdict.meets for each in others)
@@ -101,7 +101,7 @@ def test_no_bound_is_kept_without_an_end() -> None:
     assert share_at_most(Figure(1.0, Range(1.0, 1.0)), 1.0) == 1.0
 
 
-def test_meets_is_as_sure_as_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_meets_is_as_sure_as_was_asked_for(printed_by: Callable[..., str]) -> None:
     asked = {"num_users": 300, "average_context": 4096, "max_gpus": 32}
     usual, surer = (
         planned("llama-3.3-70b", "h100-sxm", slo="ttft:1000", confidence=share, **asked).deployments[0]
@@ -111,8 +111,7 @@ def test_meets_is_as_sure_as_was_asked_for(capsys: pytest.CaptureFixture[str]) -
     assert surer.verdict.confidence >= 0.9 and (surer.usd_per_hour or 0) > (usual.usd_per_hour or 0)
     assert usual.expected.time("ttft", "mean").middle < 1.0  # type: ignore[union-attr]
     words = "plan llama-3.3-70b --users 300 --ctx-avg 4k --slo ttft:1000 --gpu h100 --max-gpus 32"
-    assert main(words.split()) == 0
-    assert "% sure (75 % asked for)" in capsys.readouterr().out
+    assert "% sure (75 % asked for)" in printed_by(words)
     assert main([*words.split(), "--confidence", "2"]) == 2
 
 
@@ -138,17 +137,14 @@ def test_a_budget_says_how_many_gpus_are_tried() -> None:
     assert nodes.most_gpus(nodes.gpus[0]) == 16
 
 
-def test_a_limit_that_nobody_gave_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "llama-3.1-8b", "--users", "4", "--ctx-avg", "4k", "--gpu", "h100"]) == 0
-    assert "At most 8 GPUs in all (--max-gpus)." in capsys.readouterr().out
-    assert main(["plan", "llama-3.1-8b", "--users", "4", "--ctx-avg", "4k", "--gpu", "h100", "--max-gpus", "3"]) == 0
-    assert "--max-gpus" not in capsys.readouterr().out
+def test_a_limit_that_nobody_gave_is_said(printed_by: Callable[..., str]) -> None:
+    assert "At most 8 GPUs in all (--max-gpus)." in printed_by("plan llama-3.1-8b --users 4 --ctx-avg 4k --gpu h100")
+    assert "--max-gpus" not in printed_by("plan llama-3.1-8b --users 4 --ctx-avg 4k --gpu h100 --max-gpus 3")
 
 
-def test_a_hint_recommends_nothing_that_is_unlikely(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hint_recommends_nothing_that_is_unlikely(said_by: Callable[..., str]) -> None:
     words = "plan llama-3.3-70b --users 300 --ctx-avg 4k --slo p99_ttft:500 --gpu h100 --max-gpus 8"
-    assert main(words.split()) == 1
-    assert "likely" not in capsys.readouterr().err
+    assert "likely" not in said_by(words, code=1)
 
 
 # The whole grid
@@ -240,19 +236,19 @@ def test_the_first_command_answers(words: str, code: int, said: str, capsys: pyt
     assert re.search(said, printed.out + printed.err), printed.out[:600] + printed.err[:600]
 
 
-def test_a_trace_is_a_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_is_a_load(tmp_path: Path, printed_by: Callable[..., str]) -> None:
     """Azure's columns; 40 requests in 10 s, each of 1,000 and 100 tokens."""
     lines = [f"2024-05-10 00:00:{index / 4:09.6f},1000,100" for index in range(40)]
     path = tmp_path / "azure.csv"
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
-    assert main(["plan", "llama-3.1-8b", "--workload", str(path), "--gpu", "h100"]) == 0
-    assert "Rent 1 x h100-sxm" in capsys.readouterr().out
+    assert "Rent 1 x h100-sxm" in printed_by("plan", "llama-3.1-8b", "--workload", str(path), "--gpu", "h100")
 
 
-def test_a_directory_is_served_where_it_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_is_served_where_it_lies(tmp_path: Path, printed_by: Callable[..., str]) -> None:
     """A fine-tune that somebody has."""
     folder = tmp_path / "ft"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(resolve_model("llama-3.1-8b").raw_config))
-    assert main(["plan", str(folder), "--users", "4", "--ctx-avg", "4k", "--gpu", "h100"]) == 0
-    assert f"vllm serve {folder} " in capsys.readouterr().out
+    assert f"vllm serve {folder} " in printed_by(
+        "plan", str(folder), "--users", "4", "--ctx-avg", "4k", "--gpu", "h100"
+    )

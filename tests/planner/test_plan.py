@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,6 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.sglang import sglang_release
-from kvplan.cli import main
 from kvplan.commands.printing.plans import print_answer
 from kvplan.commands.sweep import sweep
 from kvplan.errors import KvplanError, UsageError
@@ -416,14 +416,12 @@ def test_roofline_has_the_right_order() -> None:
     assert crowd.tpot_seconds.low > alone.tpot_seconds.low
 
 
-def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_a_table(printed_by: Callable[..., str]) -> None:
     words = "plan llama-3.1-8b --users 40 --ctx-avg 8k --ctx-max 32k --slo ttft:1000 tpot:100 --gpu h100 a100-80"
-    assert main(words.split()) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by(words)
     assert printed.startswith("Rent ") and "h100-sxm" in printed and "vllm serve" in printed
     assert "Step times are sums of measured kernels." in printed and "by rule" not in printed
-    assert main([*words.split(), "--explain"]) == 0
-    assert "by rule: weights + 1.2 GB x users + 5 GB, 69 GB in all" in capsys.readouterr().out
+    assert "by rule: weights + 1.2 GB x users + 5 GB, 69 GB in all" in printed_by(*words.split(), "--explain")
 
 
 @pytest.mark.slow
@@ -439,12 +437,12 @@ def test_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("engine", "share"), [("vllm", 0.92), ("vllm@0.19", 0.9)])
-def test_estimate_plan_and_the_pasted_command_have_one_default(capsys, engine: str, share: float) -> None:  # type: ignore[no-untyped-def]
-    assert main(["estimate", "llama-3.1-8b", "--gpu", "h100-sxm", "--engine", engine, "--json"]) == 0
-    estimated = json.loads(capsys.readouterr().out)["deployments"][0]
+def test_estimate_plan_and_the_pasted_command_have_one_default(
+    answer_of, printed_by, engine: str, share: float
+) -> None:  # type: ignore[no-untyped-def]
+    estimated = answer_of("estimate", "llama-3.1-8b", "--gpu", "h100-sxm", "--engine", engine)["deployments"][0]
     arguments = ["--users", "8", "--ctx-avg", "4k", "--gpu", "h100-sxm", "--engine", engine, "--json"]
-    assert main(["plan", "llama-3.1-8b", *arguments]) == 0
-    planned = json.loads(capsys.readouterr().out)["deployments"][0]
+    planned = json.loads(printed_by("plan", "llama-3.1-8b", *arguments))["deployments"][0]
     assert estimated["gpu_memory_utilization"] == planned["gpu_memory_utilization"] == share
     assert f"--gpu-memory-utilization {share}" in planned["commands"]["vllm"]
 
@@ -459,9 +457,8 @@ def test_a_group_size_goes_to_the_formats_that_have_groups() -> None:
 
 
 @pytest.mark.parametrize("option", ["--ctx", "--max-model-len"])
-def test_the_longest_sequence_has_the_names_that_estimate_has(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_longest_sequence_has_the_names_that_estimate_has(option: str, printed_by: Callable[..., str]) -> None:
     said = []
     for name in ("--ctx-max", option):
-        assert main(["plan", "gpt2", "--users", "4", "--gpu", "l4", name, "512"]) == 0
-        said.append(capsys.readouterr().out)
+        said.append(printed_by("plan", "gpt2", "--users", "4", "--gpu", "l4", name, "512"))
     assert said[0] == said[1] and "sequences of 512 on average, 512 at most" in said[0]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
-
-import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
@@ -45,9 +44,8 @@ def test_what_has_no_price_is_not_said_to_cost_less() -> None:
     assert costs and all(cost is not None and cost < best.usd_per_hour for cost in costs)
 
 
-def test_a_balancer_of_very_many_servers_is_left_to_the_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(shlex.split("plan llama-3.1-8b --users 2000 --ctx-avg 8k --gpu l4 --max-gpus 400")) == 0
-    printed = capsys.readouterr().out
+def test_a_balancer_of_very_many_servers_is_left_to_the_document(printed_by: Callable[..., str]) -> None:
+    printed = printed_by("plan llama-3.1-8b --users 2000 --ctx-avg 8k --gpu l4 --max-gpus 400")
     assert "a balancer that knows all of them (--json has its command)" in printed
     assert max(map(len, printed.splitlines())) < 500
 
@@ -64,23 +62,20 @@ def test_the_gguf_file_of_a_model_in_mxfp4_is_in_that() -> None:
     assert "gpt-oss-120b-MXFP4.gguf" in launch_commands(best, "openai/gpt-oss-120b")["llama.cpp"]
 
 
-def test_a_budget_that_another_format_keeps_is_not_raised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_that_another_format_keeps_is_not_raised(said_by: Callable[..., str]) -> None:
     words = shlex.split("plan llama-3.1-8b --users 10 --ctx-avg 8k --gpu rtx-4090 --budget 0.35")
-    assert main(words) == 1
-    error = capsys.readouterr().err
+    error = said_by(*words, code=1)
     assert "Nothing within $0.35 per hour serves this load in the formats asked for." in error
     assert main([*words, *error.partition("change the format (")[2].partition(")")[0].split()]) == 0
 
 
-def test_without_a_service_level_the_speed_has_its_own_confidence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_service_level_the_speed_has_its_own_confidence(printed_by: Callable[..., str]) -> None:
     words = "plan gpt-oss-120b --users 70 --ctx-avg 16k --gpu mi300x --max-gpus 1 --json"
-    assert main(shlex.split(words)) == 0
-    served = json.loads(capsys.readouterr().out)["deployments"][0]
+    served = json.loads(printed_by(words))["deployments"][0]
     assert served["performance"]["confidence"] == 1.0, "there is room for all"
     low, middle, high = served["queueing"]["tpot_p50_ms"]
     assert low < 100 < high
-    assert main(shlex.split(words.removesuffix(" --json"))) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by(words.removesuffix(" --json"))
     sure = int(printed.partition("10 tokens/s to each (")[2].partition(" % sure)")[0])
     assert sure < 75 and (sure > 50) == (middle < 100)
     assert "Servers refuse longer ones" in printed, "--ctx-max was not given"
@@ -96,22 +91,21 @@ def test_seats_for_all_users_are_not_less_sure_than_more_of_them() -> None:
     assert sure == [1.0, 1.0, 1.0], "the pool holds 54 sequences"
 
 
-def test_an_engine_that_is_too_slow_is_not_called_a_busy_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_is_too_slow_is_not_called_a_busy_server(said_by: Callable[..., str]) -> None:
     asked = "plan llama-3.1-8b --input-len 1k --output-len 300 --gpu h100 --max-gpus 40 --request-rate"
-    assert main([*shlex.split(asked), "1000"]) == 1
-    sentence = re.search(r"It answers (\S+) to (\S+) requests/s; 1,000 are needed", capsys.readouterr().err)
+    sentence = re.search(
+        r"It answers (\S+) to (\S+) requests/s; 1,000 are needed", said_by(*shlex.split(asked), "1000", code=1)
+    )
     assert sentence is not None, "each of 40 servers works 17.75 ms on a request, and has time for 2,253 of them"
     low, high = (float(end.replace(",", "")) for end in sentence.groups())
     assert 500 < low < 1000 < high < 2000
-    assert main([*shlex.split(asked), "2000"]) == 1
-    assert "hint: raise --max-gpus to 1" in capsys.readouterr().err, "more than a hundred of them serve it"
-
-
-def test_a_load_that_no_single_change_serves_names_what_to_loosen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(shlex.split("plan qwen2.5-72b-instruct --users 20 --ctx-avg 8k --gpu t4 --budget 0.5 --slo tpot:50")) == 1
+    assert "hint: raise --max-gpus to 1" in said_by(*shlex.split(asked), "2000", code=1), (
+        "more than a hundred of them serve it"
     )
-    error = capsys.readouterr().err
+
+
+def test_a_load_that_no_single_change_serves_names_what_to_loosen(said_by: Callable[..., str]) -> None:
+    error = said_by("plan qwen2.5-72b-instruct --users 20 --ctx-avg 8k --gpu t4 --budget 0.5 --slo tpot:50", code=1)
     assert (
         "hint: no single change was found to serve it: loosen several of --gpu, --max-gpus, --budget, --slo, or"
         in error

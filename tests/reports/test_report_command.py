@@ -28,26 +28,23 @@ def faster_directory(directory, factor: float = 1.25):
     return write_trials(directory, kept)
 
 
-def test_csv_holds_every_row_as_the_sweep_wrote_it(tmp_path, capsys):
+def test_csv_holds_every_row_as_the_sweep_wrote_it(tmp_path, printed_by):
     directory = sample_directory(tmp_path / "run")
-    assert main(["report", str(directory), "--format", "csv"]) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by("report", str(directory), "--format", "csv")
     with (directory / "results.csv").open(newline="") as file:
         assert list(csv.DictReader(io.StringIO(printed))) == list(csv.DictReader(file))
 
 
-def test_json_is_one_document(tmp_path, capsys):
+def test_json_is_one_document(tmp_path, printed_by):
     directory = sample_directory(tmp_path / "run")
-    assert main(["report", str(directory), "--format", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(printed_by("report", str(directory), "--format", "json"))
     assert document["schema"] == "kvplan.report/1"
     assert document["rows"] == [record["row"] for record in records()]
 
 
-def test_markdown_is_short_and_whole(tmp_path, capsys):
+def test_markdown_is_short_and_whole(tmp_path, printed_by):
     directory = sample_directory(tmp_path / "run")
-    assert main(["report", str(directory), "--format", "md"]) == 0
-    text = capsys.readouterr().out
+    text = printed_by("report", str(directory), "--format", "md")
     assert "## Recommendation" in text and "vllm serve gpt2" in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     ran = [record for record in records() if record["row"]["status"] != "skipped_oom_dominated"]
@@ -56,19 +53,17 @@ def test_markdown_is_short_and_whole(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_page_goes_beside_the_rows(tmp_path, capsys):
+def test_the_page_goes_beside_the_rows(tmp_path, printed_by):
     directory = sample_directory(tmp_path / "run")
-    assert main(["report", str(directory)]) == 0
-    assert capsys.readouterr().out == f"{directory / 'report.html'}\n"
+    assert printed_by("report", str(directory)) == f"{directory / 'report.html'}\n"
     assert (directory / "report.html").read_text().startswith("<!doctype html>")
     assert not list(directory.glob(".*.tmp"))
 
 
 @pytest.mark.slow
-def test_pictures_go_where_out_says(tmp_path, capsys):
+def test_pictures_go_where_out_says(tmp_path, printed_by):
     directory = write_trials(tmp_path / "run", records()[:1])
-    assert main(["report", str(directory), "--format", "png", "--out", str(tmp_path / "a" / "b")]) == 0
-    paths = capsys.readouterr().out.split()
+    paths = printed_by("report", str(directory), "--format", "png", "--out", str(tmp_path / "a" / "b")).split()
     assert f"{tmp_path / 'a' / 'b' / 'occupancy.png'}" in paths
     assert sorted(paths) == sorted(str(path) for path in (tmp_path / "a" / "b").iterdir())
 
@@ -193,10 +188,9 @@ def test_runs_without_a_common_setting_cannot_be_compared(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["md", "csv", "json"])
-def test_comparisons_as_text(tmp_path, capsys, kind):
+def test_comparisons_as_text(tmp_path, printed_by, kind):
     first, second = sample_directory(tmp_path / "one"), faster_directory(tmp_path / "two")
-    assert main(["report", str(first), str(second), "--format", kind]) == 0
-    text = capsys.readouterr().out
+    text = printed_by("report", str(first), str(second), "--format", kind)
     if kind == "json":
         document = json.loads(text)
         assert document["schema"] == "kvplan.comparison/1" and document["num_shared_settings"] == len(document["rows"])
@@ -208,10 +202,9 @@ def test_comparisons_as_text(tmp_path, capsys, kind):
         assert text.startswith("# two vs. one") and "0.9.9" in text
 
 
-def test_the_comparison_page(tmp_path, capsys):
+def test_the_comparison_page(tmp_path, printed_by):
     first, second = sample_directory(tmp_path / "one"), faster_directory(tmp_path / "two")
-    assert main(["report", str(first), str(second)]) == 0
-    path = capsys.readouterr().out.strip()
+    path = printed_by("report", str(first), str(second)).strip()
     assert path == str(first / "comparison.html")
     page = (first / "comparison.html").read_text()
     assert "two vs. one" in page and "data:image/png;base64," in page and "http" not in page.split("<body>")[1]

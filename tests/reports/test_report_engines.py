@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import pytest
 import report_helpers
 from report_helpers import sample_directory, write_trials
 
-from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.reports.pictures import draw_side_by_side
 from kvplan.reports.side_by_side import SideBySide, set_side_by_side, side_by_side_document, side_sentences
@@ -132,10 +132,9 @@ def test_nothing_served_draws_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["html", "md", "csv", "json", "png"])
-def test_every_format_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_every_format_of_the_command(tmp_path: Path, printed_by: Callable[..., str], kind: str) -> None:
     directories = [str(path) for path in three_engines(tmp_path)]
-    assert main(["report", *directories, "--format", kind]) == 0
-    text = capsys.readouterr().out
+    text = printed_by("report", *directories, "--format", kind)
     if kind == "html":
         page = (tmp_path / "own" / "engines.html").read_text(encoding="utf-8")
         assert "llamacpp b11434" in page and "data:image/png;base64," in page
@@ -154,17 +153,18 @@ def test_every_format_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_two_engines_are_set_side_by_side_and_two_sweeps_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, printed_by: Callable[..., str]
 ) -> None:
     own, slots, _ = three_engines(tmp_path)
-    assert main(["report", str(own), str(slots), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.side_by_side/1"
+    assert (
+        json.loads(printed_by("report", str(own), str(slots), "--format", "json"))["schema"] == "kvplan.side_by_side/1"
+    )
     again = sample_directory(tmp_path / "again")
-    assert main(["report", str(again), str(again), "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.comparison/1"
+    assert (
+        json.loads(printed_by("report", str(again), str(again), "--format", "json"))["schema"] == "kvplan.comparison/1"
+    )
 
 
-def test_too_many_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_many_runs_are_refused(tmp_path: Path, said_by: Callable[..., str]) -> None:
     own, _, _ = three_engines(tmp_path)
-    assert main(["report", *[str(own)] * 8]) == 2
-    assert "8 runs are too many for one report" in capsys.readouterr().err
+    assert "8 runs are too many for one report" in said_by("report", *[str(own)] * 8)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from report_helpers import record, write_trials
 
-from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.reports.fleet import by_device, fleet_sentences
 from kvplan.reports.pictures import draw_fleet
@@ -96,23 +96,21 @@ def test_a_legend_takes_no_more_room_than_its_axes(labels: list[str], columns: i
     assert _num_legend_columns(labels) == columns
 
 
-def test_one_directory_with_two_kinds_is_taken_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_directory_with_two_kinds_is_taken_apart(tmp_path: Path, printed_by: Callable[..., str]) -> None:
     mixed = write_trials(tmp_path / "mixed", [record(1, 4, 100.0, **L4), record(2, 4, 400.0, **H100)])
     parts = by_device(load_run(mixed))
     assert [len(part.trials) for part in parts] == [1, 1]
     assert [part.frame["output_throughput"].tolist() for part in parts] == [[100.0], [400.0]]
-    assert main(["report", str(mixed), "--format", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(printed_by("report", str(mixed), "--format", "json"))
     assert [device["output_throughput"] for device in document["devices"]] == [100.0, 400.0]
     alone = load_run(write_trials(tmp_path / "alone", [record(1, 4, 100.0, **L4)]))
     assert by_device(alone) == [alone]
 
 
-def test_devices_need_no_setting_in_common(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_need_no_setting_in_common(tmp_path: Path, printed_by: Callable[..., str]) -> None:
     rows = ([record(1, 4, 100.0, **L4)], [record(1, 64, 900.0, **H100)])
     paths = [str(write_trials(tmp_path / str(place), each)) for place, each in enumerate(rows)]
-    assert main(["report", *paths, "--format", "md"]) == 0
-    text = capsys.readouterr().out
+    text = printed_by("report", *paths, "--format", "md")
     assert "## Devices, each at its fastest setting" in text
     assert "| NVIDIA L4 | 24 | 1 of 1 | 100 |" in text
 
@@ -128,10 +126,9 @@ def test_sweeps_that_only_counted_have_sequences_and_no_speeds(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["html", "csv", "png"])
-def test_every_format_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_every_format_of_the_command(tmp_path: Path, printed_by: Callable[..., str], kind: str) -> None:
     directories = [str(path) for path in three_devices(tmp_path)]
-    assert main(["report", *directories, "--format", kind, "--price", "l4=0.5"]) == 0
-    text = capsys.readouterr().out
+    text = printed_by("report", *directories, "--format", kind, "--price", "l4=0.5")
     if kind == "html":
         page = (tmp_path / "l4" / "fleet.html").read_text(encoding="utf-8")
         assert "Devices, each at its fastest setting" in page and page.count("data:image/png;base64,") == 4
@@ -143,9 +140,7 @@ def test_every_format_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert [row["device"] for row in rows].count("NVIDIA L4") == 3
 
 
-def test_a_price_without_a_fleet_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_price_without_a_fleet_is_refused(tmp_path: Path, said_by: Callable[..., str]) -> None:
     alone = str(write_trials(tmp_path / "alone", [record(1, 4, 100.0, **L4)]))
-    assert main(["report", alone, "--price", "l4=1"]) == 2
-    assert "--price is for runs of several devices" in capsys.readouterr().err
-    assert main(["report", alone, "--price", "much"]) == 2
-    assert "--price 'much' is not NAME=USD_PER_HOUR" in capsys.readouterr().err
+    assert "--price is for runs of several devices" in said_by("report", alone, "--price", "l4=1")
+    assert "--price 'much' is not NAME=USD_PER_HOUR" in said_by("report", alone, "--price", "much")

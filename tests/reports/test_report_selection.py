@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from report_helpers import failed_records, frame, records, sample_directory, sample_run, trial, write_trials
-from sample_rows import _manifest, sample_records
+from sample_full import write_records
+from sample_rows import sample_records
 
 from kvplan.reports.findings import (
     kernels_sentence,
@@ -35,7 +36,6 @@ from kvplan.reports.selection import (
     user_points,
 )
 from kvplan.reports.wording import cell, setting, short_number
-from kvplan.runs.answers.summary import summarize
 from kvplan.runs.statuses import STATUS_BRIEF, best_to_worst
 from kvplan.runs.storage.reader import load_run
 
@@ -293,13 +293,7 @@ def test_a_cell_of_the_outcome_map_leaves_replaced_runs_out_of_its_throughput(tm
         "row": noisy["row"] | {"trial_id": "again", "run_number": 101, "rerun_of": 1, "output_throughput": 170.0},
     }
     noisy["row"] |= {"other_cpu_pct": 64.0, "output_throughput": 34.0}
-    manifest = _manifest() | {"trials": [], "workload": {"text": "16 requests"}, "options": {"boundary": []}}
-    summary = summarize(manifest, [record["row"] for record in (*records, again)])
-    lines = "".join(json.dumps(record) + "\n" for record in (*records, again))
-    (tmp_path / "trials.jsonl").write_text(lines, encoding="utf-8")
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    plane = outcome_map(load_run(tmp_path))
+    plane = outcome_map(load_run(write_records(tmp_path, [*records, again])))
     assert plane is not None
     cells = plane.cells.set_index(["gpu_memory_utilization", "max_model_len"])
     assert cells.loc[(0.9, 512), "throughput"] == 170.0

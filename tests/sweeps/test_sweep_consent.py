@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,27 +62,28 @@ def program(folder: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("name", ["engine_command", "engine_python"])
 @pytest.mark.parametrize("engine", ["llamacpp", "vllm", "sglang", "trtllm"])
 def test_a_program_that_only_the_directory_names_is_shown_and_not_run(
-    engine: str, name: str, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: str, name: str, directory: Path, tmp_path: Path, said_by: Callable[..., str]
 ) -> None:
     script, trace = program(tmp_path)
     change(directory, engine=engine, **{name: str(script)})
     before = (directory / "trials.jsonl").read_bytes()
-    assert main(["sweep", "--resume", str(directory)]) == 1
-    talk = capsys.readouterr().err
+    talk = said_by("sweep", "--resume", str(directory), code=1)
     assert "was not started here" in talk and f"--{name.replace('_', '-')} {script}" in talk
     assert "give these options again" in talk
     assert not trace.exists() and (directory / "trials.jsonl").read_bytes() == before
 
 
 def test_a_server_that_only_the_directory_names_is_not_called(
-    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    directory: Path, said_by: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     change(directory, engine="openai", url="http://127.0.0.1:9")
-    assert main(["sweep", "--resume", str(directory)]) == 1
-    assert "what it would call is only its own word: --url http://127.0.0.1:9" in capsys.readouterr().err
-    assert main(["sweep", "--resume", str(directory), "--url", "http://127.0.0.1:9"]) == 1
-    assert "was not started here" not in capsys.readouterr().err, "given again, it is"
+    assert "what it would call is only its own word: --url http://127.0.0.1:9" in said_by(
+        "sweep", "--resume", str(directory), code=1
+    )
+    assert "was not started here" not in said_by(
+        "sweep", "--resume", str(directory), "--url", "http://127.0.0.1:9", code=1
+    ), "given again, it is"
 
 
 def test_a_program_that_is_given_again_runs(directory: Path, tmp_path: Path) -> None:
@@ -130,13 +131,12 @@ def test_a_note_that_others_could_have_written_says_nothing(directory: Path, sta
 
 @pytest.mark.parametrize("name", ["trials.jsonl", "worker.log", "results.csv", "model", "engine-logs/a.log"])
 def test_a_link_in_a_directory_is_not_followed(
-    name: str, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, directory: Path, tmp_path: Path, said_by: Callable[..., str]
 ) -> None:
     target = tmp_path / "target"
     target.write_text("keep me\n")
     (directory / name).parent.mkdir(exist_ok=True)
     (directory / name).unlink(missing_ok=True)
     os.symlink(target, directory / name)
-    assert main(["sweep", "--resume", str(directory)]) == 1
-    assert f"{directory / name} is a link" in capsys.readouterr().err
+    assert f"{directory / name} is a link" in said_by("sweep", "--resume", str(directory), code=1)
     assert target.read_text() == "keep me\n"

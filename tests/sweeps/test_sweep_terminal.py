@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,28 +97,23 @@ def test_a_sweep_in_which_nothing_was_served_fails_and_says_why(
     )
 
 
-def test_a_model_larger_than_the_device_is_refused_with_both_sizes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_larger_than_the_device_is_refused_with_both_sizes(tmp_path: Path, said_by: Callable[..., str]) -> None:
     model = write_tiny_model(tmp_path / "model")
     options = ["--model", str(model), "--device", "cpu", "--device-memory", "0.05MiB", "--out", str(tmp_path / "run")]
     for extra in ([], ["--dry-run"], ["--boundary", "max_model_len"]):
-        assert main(["sweep", *options, *extra]) == 1
-        error = capsys.readouterr().err
+        error = said_by("sweep", *options, *extra, code=1)
         assert "weights of" in error and "take 147.50 KiB in float32, but the device has 51.20 KiB." in error
     assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_this_machine_could_hold_get_the_option_that_lets_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, said_by: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write_tiny_model(tmp_path / "model")
     options = ["sweep", "--model", str(model), "--device", "cpu", "--device-memory", "0.05MiB", "--dry-run"]
-    assert main(options) == 1
-    assert "hint: --device-memory gives it more of the" in capsys.readouterr().err
+    assert "hint: --device-memory gives it more of the" in said_by(*options, code=1)
     monkeypatch.setattr("kvplan.sweeps.feasibility.available_memory_bytes", lambda: 1024**2)
-    assert main(options) == 1
-    said = " ".join(capsys.readouterr().err.split())
+    said = " ".join(said_by(*options, code=1).split())
     assert f"hint: `kvplan estimate {model}` shows which GPUs hold it" in said
 
 
@@ -180,7 +176,7 @@ def test_one_is_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_lists_can_be_written_with_commas_or_spaces_or_by_repeating_the_option(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said_by: Callable[..., str]
 ) -> None:
     model = write_tiny_model(tmp_path / "model")
     common = ["sweep", "--model", str(model), "--device", "cpu", "--device-memory", "1GiB", "--dry-run", "--json"]
@@ -191,8 +187,7 @@ def test_lists_can_be_written_with_commas_or_spaces_or_by_repeating_the_option(
 
     assert answer("--max-num-seqs", "1,2,4") == answer("--max-num-seqs", "1", "--max-num-seqs", "2,4")
     assert answer("--max-num-seqs", "1,2,4") == answer("--max-num-seqs", "1", "2", "4")
-    assert main([*common, "--max-num-seqs", "1", "banana"]) == 2
-    assert "'banana' is not a number" in capsys.readouterr().err
+    assert "'banana' is not a number" in said_by(*common, "--max-num-seqs", "1", "banana")
     boundaries = ["max_model_len", "max_num_seqs"]
     assert answer("--boundary", ",".join(boundaries)) == answer(
         "--boundary", boundaries[0], "--boundary", boundaries[1]

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -26,9 +26,8 @@ def server() -> Iterator[PageServer]:
         yield served
 
 
-def test_one_document_of_one_reading(server: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", server.url, "--once", "--json", "--interval", "0.02", "--ctx", "1k,2k"]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_one_document_of_one_reading(server: PageServer, printed_by: Callable[..., str]) -> None:
+    document = json.loads(printed_by("top", server.url, "--once", "--json", "--interval", "0.02", "--ctx", "1k,2k"))
     assert document["schema"] == "kvplan.top/1"
     assert document.keys() == {"schema", "read_at", "servers", "gpus"}
     (found,) = document["servers"]
@@ -69,21 +68,19 @@ def test_percentiles_come_with_the_edges_of_their_buckets(
 
 
 def test_one_reading_for_people_and_a_server_that_is_not_there(
-    server: PageServer, capsys: pytest.CaptureFixture[str]
+    server: PageServer, printed_by: Callable[..., str]
 ) -> None:
     server.stop()
     with page_server(vllm_pages()) as other:
-        assert main(["top", other.url, server.url, "--once", "--interval", "0"]) == 0
-        printed = capsys.readouterr().out
+        printed = printed_by("top", other.url, server.url, "--once", "--interval", "0")
         assert f"{other.url}  vllm  meta-llama/Llama-3.1-8B" in printed
         assert f"no reading: No server listens at {server.url}." in printed
     server.start()
 
 
-def test_nobody_answering_is_exit_code_1(server: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_answering_is_exit_code_1(server: PageServer, printed_by: Callable[..., str]) -> None:
     server.stop()
-    assert main(["top", server.url, "--once", "--json", "--interval", "0"]) == 1
-    (found,) = json.loads(capsys.readouterr().out)["servers"]
+    (found,) = json.loads(printed_by("top", server.url, "--once", "--json", "--interval", "0", code=1))["servers"]
     assert (found["is_up"], found["reading"], found["window"], found["room"]) == (False, None, None, [])
     server.start()
 

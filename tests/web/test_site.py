@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
 from kvplan.site import writing
 from kvplan.site.serving import site_server
@@ -44,10 +43,9 @@ def archive_of(files: dict[str, bytes]) -> bytes:
     return content.getvalue()
 
 
-def test_an_export_is_whole(stand_in: Path, tmp_path: Path, capsys) -> None:
+def test_an_export_is_whole(stand_in: Path, tmp_path: Path, printed_by) -> None:
     site = tmp_path / "site"
-    assert main(["web", "--export", str(site), "--pyodide", str(stand_in)]) == 0
-    assert "python -m http.server --directory" in capsys.readouterr().out
+    assert "python -m http.server --directory" in printed_by("web", "--export", str(site), "--pyodide", str(stand_in))
     contents = json.loads((site / "site.json").read_text())
     there = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
     assert set(contents["files"]) == there - {"site.json"}

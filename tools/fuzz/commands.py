@@ -7,10 +7,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any, NoReturn
 
 from fuzz.harness import Fault
+from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
+from kvplan.errors import KvplanError
+from kvplan.estimate.weights import size_weights
 
 SECONDS_PER_CASE = 60.0
 """What answers within a second is not taken for hung on a machine that does much else."""
@@ -42,6 +46,17 @@ def run_command(words: Sequence[str]) -> str:
         check_figures(json.loads(output.getvalue(), parse_constant=_not_json))
     elif not output.getvalue():
         raise Fault(f"{words} says nothing")
+    return "answered"
+
+
+def read_by_the_planner(model: Path, *, whole: bool) -> str:
+    """Size the model, or with ``whole`` run the command line with all figures; ``answered`` or ``refused``."""
+    if whole:
+        return run_command(("estimate", str(model), "--gpu", "l4", "--json"))
+    try:
+        size_weights(resolve_model(str(model)), "bfloat16")
+    except KvplanError:
+        return "refused"
     return "answered"
 
 

@@ -1,4 +1,4 @@
-"""The options of ``kvplan sweep``, some of which ``profile`` has too: model, requests, axes, engine, goals, machines."""
+"""The options of ``kvplan sweep``, some of which ``profile`` has: model, requests, axes, engine, goals, machines."""
 
 from __future__ import annotations
 

@@ -65,11 +65,18 @@ def test_bfloat16_matches_definition(
     assert_matches_definition(native, make_case(shape, ragged(block_size), torch.bfloat16))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kv_dtype"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str
-)
-def test_cache_of_another_dtype(native: CpuBackend, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
-    assert_matches_definition(native, make_case(Shape(6, 2), ragged(16), dtype, kv_dtype))
+FLOAT, HALF = torch.float32, torch.bfloat16
+OTHERS = [
+    *((Shape(6, 2), FLOAT, HALF), (Shape(6, 2), HALF, FLOAT), (Shape(8, 2, softcap=30.0), FLOAT, None)),
+    *((Shape(6, 2, size), dtype, None) for size in (1, 3, 8, 13, 24, 40, 72, 100) for dtype in (FLOAT, HALF)),
+    *((Shape(2 * group_size, 2, 32), FLOAT, None) for group_size in (2, 5, 6, 9, 10, 11, 12, 32, 71)),
+]
+"""A cache of another dtype, a softcap without a window, odd head sizes, every size of a group."""
+
+
+@pytest.mark.parametrize(("shape", "dtype", "kv_dtype"), OTHERS, ids=str)
+def test_other_shapes(native: CpuBackend, shape: Shape, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
+    assert_matches_definition(native, make_case(shape, ragged(16), dtype, kv_dtype))
 
 
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 64, 1000])
@@ -85,10 +92,6 @@ def test_window_in_bfloat16(native: CpuBackend, num_heads: int, num_kv_heads: in
     """Tiles read the cache from the beginning of a block's unit of 16 tokens on, where a window need not begin."""
     shape = Shape(num_heads, num_kv_heads, window=window)
     assert_matches_definition(native, make_case(shape, [*ragged(16), (70, 200)], torch.bfloat16))
-
-
-def test_softcap_without_window(native: CpuBackend) -> None:
-    assert_matches_definition(native, make_case(Shape(8, 2, softcap=30.0), ragged(16)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -107,17 +110,6 @@ def test_slopes(
     case = make_case(shape, [*ragged(16), (70, 200), (1, 900)], dtype)
     slopes = torch.linspace(-0.3, 0.5, num_heads)
     assert_matches_definition(native, replace(case, slopes=slopes))
-
-
-@pytest.mark.parametrize("head_size", [1, 3, 8, 13, 24, 40, 72, 100])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_odd_head_sizes(native: CpuBackend, head_size: int, dtype: torch.dtype) -> None:
-    assert_matches_definition(native, make_case(Shape(6, 2, head_size), ragged(16), dtype))
-
-
-@pytest.mark.parametrize("group_size", [2, 5, 6, 9, 10, 11, 12, 32, 71])
-def test_every_group_size(native: CpuBackend, group_size: int) -> None:
-    assert_matches_definition(native, make_case(Shape(2 * group_size, 2, 32), ragged(16)))
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_configs import llama_config
+from tiny_configs import llama_config, own_config
 
 from kvplan_engine import EngineError
 from kvplan_engine.checkpoints.config_json import load_model_config
@@ -137,19 +137,7 @@ def test_features_follow_the_family() -> None:
     assert family_of("GPT2LMHeadModel").gguf is None
 
 
-_SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "mamba_n_heads": 4,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 2,
-    "mamba_d_ssm": 64,
-}
+_SIZES: dict[str, Any] = own_config("bamba sizes")
 BAMBA = _SIZES | {"architectures": ["BambaForCausalLM"]}
 FALCON_H1 = _SIZES | {
     "architectures": ["FalconH1ForCausalLM"],

@@ -8,13 +8,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from server_process import ServerProcess, decoded_events
 
-from kvplan.cli import main
 from kvplan.commands.serve import ENGINE_NAMES, option_names, serve
 from kvplan_engine.config import knobs
 from kvplan_engine.errors import EngineError
@@ -186,9 +185,10 @@ def test_the_command_becomes_the_server(commanded: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("word", ["[1]", "[", '["a", null]'])
-def test_origins_that_are_no_list_of_texts_are_refused(capsys: pytest.CaptureFixture[str], word: str) -> None:
-    assert main(["serve", "gpt2", "--allowed-origins", word]) == 2
-    assert "is not a list of texts.\nhint: for example --allowed-origins" in capsys.readouterr().err
+def test_origins_that_are_no_list_of_texts_are_refused(said_by: Callable[..., str], word: str) -> None:
+    assert "is not a list of texts.\nhint: for example --allowed-origins" in said_by(
+        "serve", "gpt2", "--allowed-origins", word
+    )
 
 
 def test_a_missing_package_is_one_sentence_with_its_extra(tmp_path: Path) -> None:
@@ -207,6 +207,5 @@ def test_a_missing_package_is_one_sentence_with_its_extra(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("word", ["sql", "=adapters/sql", '{"name": "sql"}'])
-def test_an_adapter_without_name_or_directory_is_refused(capsys: pytest.CaptureFixture[str], word: str) -> None:
-    assert main(["serve", "gpt2", "--lora-modules", word]) == 2
-    assert "is not NAME=DIR.\nhint: for example --lora-modules" in capsys.readouterr().err
+def test_an_adapter_without_name_or_directory_is_refused(said_by: Callable[..., str], word: str) -> None:
+    assert "is not NAME=DIR.\nhint: for example --lora-modules" in said_by("serve", "gpt2", "--lora-modules", word)

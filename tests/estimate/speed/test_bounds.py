@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -12,7 +11,6 @@ from kvplan.catalog.devices.gpus import GpuProfile, find_gpu, load_gpus
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
-from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.answer import EstimateRequest, make_estimate
 from kvplan.estimate.speed.device_speed import ANSWER_TOKENS, PROMPT_TOKENS, DeploymentSpeed
@@ -99,12 +97,11 @@ def ends(line: str) -> list[tuple[float, float, float]]:
     ("gpu", "least_ms"), [("rtx-4090", 14.88), ("rtx-5090", 8.37), ("l4", 50.0), ("h20", 3.75), ("l40s", 17.36)]
 )
 def test_what_is_printed_for_one_user_agrees_with_itself(
-    gpu: str, least_ms: float, capsys: pytest.CaptureFixture[str]
+    gpu: str, least_ms: float, printed_by: Callable[..., str]
 ) -> None:
     """Llama 3.1 8B reads 15.0 GB for each token. The interval of tokens/s is that of the times, not narrower."""
     assert find_gpu(gpu).memory_bandwidth_bytes_per_second * least_ms / 1000 == pytest.approx(15.0e9, rel=2e-3)
-    assert main(shlex.split(f"estimate llama-3.1-8b --gpu {gpu} --ctx 4k")) == 0
-    rows = capsys.readouterr().out.partition("Speeds of")[2].splitlines()
+    rows = printed_by(f"estimate llama-3.1-8b --gpu {gpu} --ctx 4k").partition("Speeds of")[2].splitlines()
     ttft, tpot, tokens = ends(next(each for each in rows if re.search(rf" {gpu} .* 1$", each)))
     assert tpot[0] >= least_ms
     for end, other in ((0, 2), (2, 0)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,6 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
-from kvplan.cli import main
 from kvplan.commands.printing.estimate_parts import print_speeds
 from kvplan.commands.printing.queues import server_text
 from kvplan.commands.printing.render import table_lines
@@ -188,10 +188,9 @@ def test_more_requests_than_a_server_can_take_are_not_played(capsys: pytest.Capt
     assert " at once: tokens/s are what vLLM's API server can stream" in shown
 
 
-def test_lines_count_the_gpus_of_an_instance(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_count_the_gpus_of_an_instance(printed_by: Callable[..., str]) -> None:
     words = "estimate llama-3.1-8b --ctx 8k --gpu h100-sxm 2xh100-sxm --max-num-seqs 24 --explain"
-    assert main(words.split()) == 0
-    shown = capsys.readouterr().out
+    shown = printed_by(words)
     for name in ("h100-sxm", "2 x h100-sxm"):
         for after in (": 79.19 x 0.92 = ", ": 9 of 10 start-ups have ", ", prompts of 8,064, "):
             assert f"\n  {name}{after}" in shown
@@ -232,18 +231,21 @@ def test_nothing_that_fits_is_nothing_to_draw() -> None:
         estimates_figure([large])
 
 
-def test_the_command_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_draws(tmp_path: Path, printed_by: Callable[..., str], said_by: Callable[..., str]) -> None:
     target = tmp_path / "steps.png"
-    assert main(["estimate", "gpt2", "--gpu", "l4", "--max-num-seqs", "8", "--json", "--plot", str(target)]) == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.estimate/1"
+    assert (
+        json.loads(
+            printed_by("estimate", "gpt2", "--gpu", "l4", "--max-num-seqs", "8", "--json", "--plot", str(target))
+        )["schema"]
+        == "kvplan.estimate/1"
+    )
     assert target.read_bytes().startswith(b"\x89PNG")
     for name, reason in (
         ("no/steps.png", "No such file or directory.\nhint: name a file in a directory that is there"),
         ("steps.txt", "Pictures cannot be written as .txt: "),
         ("steps", "does not say which kind of picture it is to be."),
     ):
-        assert main(["estimate", "gpt2", "--gpu", "l4", "--plot", str(tmp_path / name)]) == 1
-        assert reason in capsys.readouterr().err
+        assert reason in said_by("estimate", "gpt2", "--gpu", "l4", "--plot", str(tmp_path / name), code=1)
     assert sorted(tmp_path.iterdir()) == [target]
 
 
@@ -254,13 +256,14 @@ def test_a_server_that_keeps_pace_is_not_said_to_bound_by_1_0_times() -> None:
     assert beyond is not None and "1.1 times as many" in beyond
 
 
-def test_speeds_are_of_the_context_that_is_asked_for(capsys):
+def test_speeds_are_of_the_context_that_is_asked_for(printed_by):
     """They were of prompts of 512 tokens, whatever --ctx said."""
     words = ["estimate", "llama-3.1-8b", "--gpu", "h100", "--json"]
     speeds = {}
     for context in (None, 16_384, 65_536):
-        assert main([*words, *([] if context is None else ["--ctx", str(context)])]) == 0
-        (deployment,) = json.loads(capsys.readouterr().out)["deployments"]
+        (deployment,) = json.loads(printed_by(*words, *([] if context is None else ["--ctx", str(context)])))[
+            "deployments"
+        ]
         speeds[context] = deployment["performance"]
         if context is not None:
             assert speeds[context]["input_tokens"] + speeds[context]["output_tokens"] == context
@@ -281,9 +284,8 @@ def test_a_short_context_has_room_for_an_answer():
 
 @pytest.mark.parametrize(("gpus", "has_table"), [("gb10", False), ("h100,gb10", True)])
 def test_a_gpu_whose_speeds_were_not_measured_is_named(
-    gpus: str, has_table: bool, capsys: pytest.CaptureFixture[str]
+    gpus: str, has_table: bool, printed_by: Callable[..., str]
 ) -> None:
-    assert main(["estimate", "llama-3.1-8b", "--ctx", "8k", "--gpu", gpus]) == 0
-    out = capsys.readouterr().out
+    out = printed_by("estimate", "llama-3.1-8b", "--ctx", "8k", "--gpu", gpus)
     assert ("Speeds of prompts" in out) is has_table
     assert "No speeds of gb10: none were measured there; --explain has those of data sheets." in out

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tiny_configs import own_config
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
@@ -74,29 +75,7 @@ def test_a_ring_holds_the_tokens_of_the_last_pool(drafts: int, tokens: int) -> N
 
 def flash(**own: Any) -> ModelSpec:
     """The model with few experts, which a GPU holds."""
-    config = {
-        "architectures": ["Glm5NextForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "moe_intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 64,
-        "n_routed_experts": 16,
-        "num_experts_per_tok": 8,
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_rope_head_dim": 0,
-        "qk_nope_head_dim": 256,
-        "v_head_dim": 256,
-        "vocab_size": 154880,
-        "max_position_embeddings": 131072,
-        "index_topk": 2048,
-        "index_head_dim": 128,
-        "index_n_heads": 32,
-        "linear_head_dim": 128,
-        "linear_num_heads": 64,
-    }
-    return read_config({**config, **own}, model_id="flash")
+    return read_config(own_config("glm 5.3 flash", **own), model_id="flash")
 
 
 def test_a_sequence_keeps_a_key_for_each_whole_pool() -> None:

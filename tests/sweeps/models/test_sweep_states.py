@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from sweep_helpers import tiny_plan
+from tiny_configs import own_config
 
 from kvplan.calibrate.trials import read_trial_sets
 from kvplan.catalog.architectures import architectures
@@ -28,31 +29,11 @@ from kvplan.sweeps.worker.engine_host import EngineHost
 from kvplan.sweeps.worker.protocol import TrialOrder
 from kvplan.sweeps.worker.trial import run_trial
 
-_QWEN3_5: dict[str, Any] = {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 20,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-}
-
 
 @pytest.mark.slow
 def test_outcome_and_blocks_are_right_in_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (tmp_path / "config.json").write_text(json.dumps(_QWEN3_5), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps(own_config("qwen 3.5")), encoding="utf-8")
     axes = {
         "gpu_memory_utilization": "0.001,0.9",
         "block_size": "3,16",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import pytest
 from fake_ray import FakeRay, scheduling
 from sweep_helpers import FAKE_WORKER, Notes, tiny_plan, write_tiny_model
 
-from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.visible_gpu import first_visible_gpu
 from kvplan.sweeps.cluster import connection, hosts, node_worker
@@ -179,7 +179,7 @@ def test_kinds_of_gpus_are_never_mixed() -> None:
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said_by: Callable[..., str]
 ) -> None:
     monkeypatch.setattr(connection, "_address_here", lambda: "127.0.0.1:1")
     with pytest.raises(KvplanError, match=r"Nothing answers at 127\.0\.0\.1:1"), connected("127.0.0.1:1"):
@@ -191,19 +191,18 @@ def test_a_cluster_that_is_not_there_is_one_sentence(
         pass
     assert "ray start --head" in str(ended.value.hint)
     model = str(write_tiny_model(tmp_path / "model"))
-    assert main(["sweep", "--model", model, "--accelerator-type", "L4"]) == 2
-    assert "--accelerator-type is for --ray" in capsys.readouterr().err
-    assert main(["sweep", "--model", model, "--ray", "auto", "--boundary", "max_model_len"]) == 2
-    assert "takes each trial from the results of those before" in capsys.readouterr().err
+    assert "--accelerator-type is for --ray" in said_by("sweep", "--model", model, "--accelerator-type", "L4")
+    assert "takes each trial from the results of those before" in said_by(
+        "sweep", "--model", model, "--ray", "auto", "--boundary", "max_model_len"
+    )
 
 
 def test_without_the_extra_the_way_to_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said_by: Callable[..., str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
     model = str(write_tiny_model(tmp_path / "model"))
-    assert main(["sweep", "--model", model, "--ray", "auto"]) == 2
-    error = capsys.readouterr().err
+    error = said_by("sweep", "--model", model, "--ray", "auto")
     assert "`kvplan sweep --ray` needs a package that is not installed: ray" in error
     assert "pip install 'kvplan[cluster]'" in error
 

@@ -181,7 +181,7 @@ def test_cached_files_are_no_overhead_of_a_gpu_that_shares_the_machine_s_memory(
 
 
 def test_a_dry_run_opens_no_gpu_and_says_what_it_assumes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], printed_by: Callable[..., str]
 ) -> None:
     driver = take_card(monkeypatch, CARDS["desktop"])
     monkeypatch.setattr(machine_module, "_first_gpu", lambda: (driver.card.name, driver.card.total_bytes))
@@ -189,6 +189,7 @@ def test_a_dry_run_opens_no_gpu_and_says_what_it_assumes(
     said = capsys.readouterr()
     assert "a dry run opens no GPU: that torch can use it, 640 MiB for context and libraries and" in said.err
     assert "on NVIDIA GeForce RTX 4090" in said.out
-    assert main(["sweep", "gpt2", "--dry-run", "--json", "--num-prompts", "4"]) == 0
-    assert json.loads(capsys.readouterr().out)["assumed"].startswith("a dry run opens no GPU")
+    assert json.loads(printed_by("sweep gpt2 --dry-run --json --num-prompts 4"))["assumed"].startswith(
+        "a dry run opens no GPU"
+    )
     assert (driver.num_looks, driver.num_opened) == (0, 0)

@@ -17,8 +17,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.runs.columns import Row
 from kvplan.runs.directory import TRIALS
 from kvplan.runs.trials import Trial, TrialSettings
-from kvplan.sweeps.pool import MOST_LOST
-from kvplan.sweeps.pool import runner as pool_runner
+from kvplan.sweeps.pool import MOST_LOST, PoolRunner
 from kvplan.sweeps.progress import RichProgress, RunningTrial, SilentProgress
 from kvplan.sweeps.schedules.reruns import FIRST_RERUN, reruns_after
 from kvplan.sweeps.session import SweepOutcome, resume_sweep, run_new_sweep
@@ -116,7 +115,7 @@ def test_a_worker_that_does_not_fit_is_left_out(tmp_path: Path, undisturbed: lis
 
 
 def test_without_any_worker_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Impatient(pool_runner.PoolRunner):
+    class Impatient(PoolRunner):
         def __init__(self, **arguments: Any) -> None:
             super().__init__(**arguments, patience_seconds=0.0)
 

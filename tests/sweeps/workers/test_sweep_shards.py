@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan
 
-from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
 from kvplan.runs.directory import TRIALS
 from kvplan.sweeps.progress import SilentProgress
@@ -200,18 +200,15 @@ def test_holes_and_duplicates_are_refused(tmp_path: Path, shards: list[Path]) ->
 
 
 def test_the_command_writes_a_report_and_refuses_in_one_sentence(
-    tmp_path: Path, shards: list[Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shards: list[Path], printed_by: Callable[..., str], said_by: Callable[..., str]
 ) -> None:
     out = tmp_path / "merged"
-    assert main(["merge", *map(str, shards), "--out", str(out)]) == 0
-    assert "3 shards, 8 trials: " in capsys.readouterr().out
+    assert "3 shards, 8 trials: " in printed_by("merge", *map(str, shards), "--out", str(out))
     assert (out / "report.html").exists()
-    assert main(["merge", *map(str, shards), "--out", str(out)]) == 1
-    error = capsys.readouterr().err
+    error = said_by("merge", *map(str, shards), "--out", str(out), code=1)
     assert "already holds a run" in error
     assert "--resume" not in error, "a merge cannot be continued"
-    assert main(["merge", str(out), str(shards[0]), "--out", str(tmp_path / "again")]) == 1
-    error = capsys.readouterr().err
+    error = said_by("merge", str(out), str(shards[0]), "--out", str(tmp_path / "again"), code=1)
     assert "is a whole sweep, not a shard of one" in error
     assert "Traceback" not in error
 

@@ -10,13 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fuzz.commands import SECONDS_PER_CASE, run_command
+from fuzz.commands import SECONDS_PER_CASE, read_by_the_planner
 from fuzz.engine_loading import load_by_the_engine
 from fuzz.harness import Target
 from fuzz.mutations import mutate_bytes
-from kvplan.catalog.models import resolve_model
-from kvplan.errors import KvplanError
-from kvplan.estimate.weights import size_weights
 
 _HIDDEN, _HEADS, _FFN, _VOCAB, _LAYERS = 64, 4, 96, 40, 2
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -58,21 +55,10 @@ def open_target() -> Iterator[Target[bytes]]:
 
         def try_case(case: bytes) -> str:
             path.write_bytes(case)
-            planned = _read_by_the_planner(path, whole=random.Random(len(case)).random() < 0.2)
+            planned = read_by_the_planner(path, whole=random.Random(len(case)).random() < 0.2)
             return f"planner {planned}, engine {load_by_the_engine(path, 'gguf')}"
 
         yield Target(lambda rng: _make_case(whole, rng), try_case, seconds_per_case=SECONDS_PER_CASE)
-
-
-def _read_by_the_planner(path: Path, *, whole: bool) -> str:
-    """Read the model; whole: with the command line and all figures."""
-    if whole:
-        return run_command(("estimate", str(path), "--gpu", "l4", "--json"))
-    try:
-        size_weights(resolve_model(str(path)), "bfloat16")
-    except KvplanError:
-        return "refused"
-    return "answered"
 
 
 def _small_llama() -> _File:

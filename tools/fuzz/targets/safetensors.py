@@ -11,13 +11,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from fuzz.commands import SECONDS_PER_CASE, run_command
+from fuzz.commands import SECONDS_PER_CASE, read_by_the_planner
 from fuzz.engine_loading import load_by_the_engine
 from fuzz.harness import Target
 from fuzz.mutations import deep_json, mutate_bytes, mutate_json
-from kvplan.catalog.models import resolve_model
-from kvplan.errors import KvplanError
-from kvplan.estimate.weights import size_weights
 
 _CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,21 +44,10 @@ def open_target() -> Iterator[Target[_Files]]:
                 file.unlink()
             for file_name, content in case.items():
                 (folder / file_name).write_bytes(content)
-            size = sum(map(len, case.values()))
-            return f"planner {_read_by_the_planner(folder, size)}, engine {load_by_the_engine(folder, 'safetensors')}"
+            planned = read_by_the_planner(folder, whole=sum(map(len, case.values())) % 5 == 0)
+            return f"planner {planned}, engine {load_by_the_engine(folder, 'safetensors')}"
 
         yield Target(_make_case, try_case, seconds_per_case=SECONDS_PER_CASE)
-
-
-def _read_by_the_planner(folder: Path, size: int) -> str:
-    """Read the model; every fifth with the command line and all figures."""
-    if size % 5 == 0:
-        return run_command(("estimate", str(folder), "--gpu", "l4", "--json"))
-    try:
-        size_weights(resolve_model(str(folder)), "bfloat16")
-    except KvplanError:
-        return "refused"
-    return "answered"
 
 
 def _make_case(rng: random.Random) -> _Files:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from adapter_files import save_adapter
-from test_layer_run import GEMMA3, GPT2, LLAMA, make_engine
+from test_layer_run import GPT2, LLAMA, MODELS, make_engine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvplan_engine import LLM, Engine, LoRARequest, SamplingParams
@@ -151,7 +151,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("config", [GPT2, GEMMA3], ids=["one place", "several places"])
+@pytest.mark.parametrize("config", [GPT2, MODELS["gemma3"]], ids=["one place", "several places"])
 def test_arguments_are_made_once_for_each_number_of_rows(config: dict[str, object], made: list[int]) -> None:
     engine = make_engine(config, "float32", one_call=True)
     start = made.copy()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tiny_configs import gpt2_config, llama_config
+from tiny_configs import gpt2_config, llama_config, own_config
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.kernels.cpu.library import load_kernels
@@ -27,44 +27,15 @@ LLAMA = llama_config(
     hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=6, head_dim=8, **_SHARED
 )
 
-QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}  # each head of queries and keys normed
-
-GEMMA3 = LLAMA | {  # norms behind attention and MLP; windows, so that layers lie in several blocks of a bundle
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "num_hidden_layers": 5,
-    "sliding_window": 20,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] + ["sliding_attention"] * 2,
-    "query_pre_attn_scalar": 8,
-    "rope_local_base_freq": 10000.0,
-    "hidden_activation": "gelu_pytorch_tanh",
-}
-QWEN3_MOE = LLAMA | {  # the first layer an MLP, then mixtures
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "moe_intermediate_size": 16,
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "mlp_only_layers": [0],
-    "norm_topk_prob": True,
-}
-GPT_OSS = LLAMA | {  # sinks of each layer's own, biases, a clipped activation in a mixture
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "intermediate_size": 16,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "sliding_window": 20,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    "attention_bias": True,
-}
 MODELS = {
     "gpt2": GPT2,
     "llama": LLAMA,
-    "qwen3": QWEN3,
-    "gemma3": GEMMA3,
-    "qwen3-moe": QWEN3_MOE,
-    "gpt-oss": GPT_OSS,
+    "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},  # queries and keys normed by head
+    # norms behind attention and MLP; windows, so that layers lie in several blocks of a bundle
+    "gemma3": own_config("gemma 3 in one call"),
+    "qwen3-moe": own_config("qwen 3 moe in one call"),  # the first layer an MLP, then mixtures
+    # sinks of each layer's own, biases, a clipped activation in a mixture
+    "gpt-oss": own_config("gpt-oss in one call"),
 }
 
 

@@ -1,6 +1,8 @@
-"""Gated delta layers: prompts scan the state, tokens read and write it; blocks of one part are half a layer."""
+"""Layers beside aiconfigurator-core 0.12.0's own sums: gated delta layers, and products with a checkpoint's scales."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -61,3 +63,32 @@ def test_a_block_of_one_part_is_half_a_layer() -> None:
     nano = model_work(resolve_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8"), 32 * GIB, "bfloat16", layout)
     pruned = model_work(resolve_model("nvidia/Llama-3_3-Nemotron-Super-49B-v1"), 93 * GIB, "bfloat16", layout)
     assert (nano.num_layers, nano.num_expert_layers, pruned.num_layers) == (26, 23, 64.5)
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "gpu", "ranks", "dynamic", "static"),
+    [
+        ("trtllm", "1.3.0", "h200", 1, 23.5e-3, 20.9e-3),
+        ("trtllm", "1.3.0", "h200", 8, 8.6e-3, 6.0e-3),
+        ("trtllm", "1.3.0", "b200", 1, 18.4e-3, 15.4e-3),
+        ("trtllm", "1.3.0", "b200", 8, 8.8e-3, 5.8e-3),
+        ("vllm", "0.24.0", "h200", 8, 7.3e-3, 6.7e-3),
+    ],
+)
+def test_a_token_of_four_sequences(
+    engine: str, version: str, gpu: str, ranks: int, dynamic: float, static: float
+) -> None:
+    """Of 1,024 tokens each, to Llama 3.3 70B; NVIDIA's checkpoint has its scales."""
+    spec, device = resolve_model("nvidia/Llama-3.3-70B-Instruct-FP8"), find_gpu(gpu)
+    layout = ParallelLayout(tensor_parallel_size=ranks)
+    work = model_work(spec, 70 * 10**9 // ranks, "bfloat16", layout)
+    assert work.has_static_scales
+    cache = CacheSettings(tensor_parallel_size=ranks, kv_dtype="fp8")
+    profile = load_measured(None).for_gpu(device, "fp8", engine)
+    assert profile is not None
+    speed = DeviceSpeed.of(profile, spec.id, "fp8")
+    for is_static, expected in ((False, dynamic), (True, static)):
+        of = replace(work, has_static_scales=is_static)
+        kv_bytes = kv_read_bytes(spec, 1024, cache)
+        model = engine_speed_model(EngineChoice(engine, version), of, device, 1024, 0, kv_bytes, speed)
+        assert model.step_seconds(StepLoad.decoding(4, 1024)) / IN_A_SERVER == pytest.approx(expected, rel=0.1)
