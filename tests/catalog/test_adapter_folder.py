@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.catalog.models import pooling_note, resolve_model
+from kvplan.catalog.models import resolve_model, task_note
+from kvplan.cli import main
 from kvplan.errors import KvplanError, UsageError
 
 
@@ -39,9 +40,18 @@ def test_a_model_that_embeds_is_not_taken_for_a_misprint(name: str, monkeypatch:
 
 
 def test_a_decoder_that_embeds_is_sized_with_a_note() -> None:
-    note = pooling_note(resolve_model("Qwen/Qwen3-Embedding-8B"))
+    note = task_note(resolve_model("Qwen/Qwen3-Embedding-8B"))
     assert note is not None and "no speed here is of what it does" in note
-    assert pooling_note(resolve_model("qwen3-8b")) is None
+    assert task_note(resolve_model("qwen3-8b")) is None
+
+
+def test_times_of_a_decoder_are_said_to_lack_its_encoder(capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan of Whisper had times as of any model, and 637 million weights that nobody runs."""
+    said = "Times of openai/whisper-large-v3 are those of its decoder"
+    assert main(["plan", "whisper-large-v3", "--users", "4", "--ctx-avg", "300", "--gpu", "l4"]) == 0
+    assert said in capsys.readouterr().err
+    assert main(["estimate", "whisper-large-v3", "--gpu", "l4"]) == 0
+    assert said in capsys.readouterr().err
 
 
 def test_models_of_july_2025_have_the_layers_of_the_first_ones() -> None:
