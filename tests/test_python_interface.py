@@ -123,6 +123,8 @@ def test_models_and_gpus_are_the_commands(capsys: pytest.CaptureFixture[str]) ->
     assert [each.id for each in kvplan.gpus("h100-3g.40gb")] == ["h100-sxm-3g.40gb"]
     with pytest.raises(UsageError, match="no GPU profile named 'h1000'"):
         kvplan.gpus("h1000")
+    with pytest.raises(UsageError, match=r"No model's name contains 'nosuch'\."):
+        kvplan.models("nosuch")
 
 
 def test_the_room_of_estimates_is_the_function_too() -> None:

@@ -72,8 +72,8 @@ class Gpus(Listing[GpuProfile]):
 
 @checks_arguments()
 def models(search: str | None = None) -> Models:
-    """List the models known by name whose name, id or alias contains ``search``; none where no name does."""
-    return Models(tuple(known_models(search)))
+    """List the models known by name whose name, id or alias contains ``search``. UsageError where there is none."""
+    return Models(known_models(search))
 
 
 @checks_arguments()

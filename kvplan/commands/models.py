@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from kvplan.catalog.models import did_you_mean
 from kvplan.catalog.registry import known_architectures
 from kvplan.catalog.vllm_registry import registered_models, registry_release
 from kvplan.commands.printing.known import print_models, print_registered
@@ -18,7 +17,7 @@ from kvplan.commands.printing.render import (
     print_json,
     print_markdown,
 )
-from kvplan.errors import UsageError
+from kvplan.errors import check
 from kvplan.estimate.known_models import known_models
 
 
@@ -38,28 +37,25 @@ def models(
         return
     if vllm:
         asked = [each for each in registered_models() if _matches(each.architecture, search)]
-        _check_found(asked, "architecture", search)
+        _check_found(asked, search)
         print_registered(asked, registry_release(), chosen)
         return
-    found = list(known_models(search))
-    _check_found(found, "model", search)
-    print_models(found, chosen)
+    print_models(known_models(search), chosen)
 
 
 def _matches(name: str, search: str | None) -> bool:
     return search is None or search.casefold() in name.casefold()
 
 
-def _check_found(found: Sequence[object], kind: str, search: str | None) -> None:
-    """UsageError where no name contains ``search``."""
-    if not found:
-        near = did_you_mean(search or "") if kind == "model" else ""
-        raise UsageError(f"No {kind}'s name contains '{search}'.", hint=f"{near}`kvplan models` lists the known ones")
+def _check_found(found: Sequence[object], search: str | None) -> None:
+    """UsageError where no architecture's name contains ``search``."""
+    hint = "`kvplan models --architectures` and `--vllm` list the known ones"
+    check(bool(found), f"No architecture's name contains '{search}'", hint)
 
 
 def _print_architectures(chosen: OutputFormat, search: str | None) -> None:
     found = [name for name in known_architectures() if _matches(name, search)]
-    _check_found(found, "architecture", search)
+    _check_found(found, search)
     if chosen is OutputFormat.json:
         print_json({"schema": "kvplan.architectures/1", "architectures": found})
     elif chosen is OutputFormat.csv:

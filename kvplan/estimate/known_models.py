@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvplan.catalog.devices.gpus import find_gpu, known_gpus
-from kvplan.catalog.models import profiles, read_profile
+from kvplan.catalog.models import did_you_mean, profiles, read_profile
 from kvplan.catalog.releases.vllm import latest_vllm, vllm_release
+from kvplan.errors import UsageError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.kv_cache import CacheSettings, size_sequence
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
@@ -45,12 +46,18 @@ class KnownModel:
         return asdict(self) | {"aliases": list(self.aliases)}
 
 
-def known_models(search: str | None = None) -> Iterator[KnownModel]:
-    """Yield the models whose name, id or alias contains ``search``."""
-    for profile in profiles():
-        names = (profile["name"], profile["id"], *profile["aliases"])
-        if search is None or any(search.casefold() in name.casefold() for name in names):
-            yield _known(profile)
+def known_models(search: str | None = None) -> tuple[KnownModel, ...]:
+    """Return the models whose name, id or alias contains ``search``. UsageError where there is none."""
+    found = tuple(_known(profile) for profile in profiles() if search is None or _is_called(profile, search))
+    if not found:
+        hint = f"{did_you_mean(search or '')}`kvplan models` lists the known ones"
+        raise UsageError(f"No model's name contains '{search}'.", hint=hint)
+    return found
+
+
+def _is_called(profile: Mapping[str, Any], search: str) -> bool:
+    names = (profile["name"], profile["id"], *profile["aliases"])
+    return any(search.casefold() in name.casefold() for name in names)
 
 
 def _known(profile: Mapping[str, Any]) -> KnownModel:

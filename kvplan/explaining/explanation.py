@@ -267,6 +267,7 @@ def _explain_sglang(log: StartupLog, spec: ModelSpec | None, gpu: GpuProfile | N
         "weights": found.weight_bytes,
         "KV cache": found.kv_pool_bytes,
     }
+    notes.append("SGLang's figures have no interval: too few of its start-ups were compared.")
     parts = tuple(replace(part, predicted_bytes=known.get(part.name)) for part in empty)
     changes = list(_left_memory(log, found))
     for sentence, changed in _sglang_variants(log, spec, found):

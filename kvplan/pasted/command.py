@@ -31,7 +31,7 @@ _UNREAD: Final = {
 }
 """Options without which a command says nothing that could be sized, with what to do instead."""
 _LATER: Final = ("auto", "-1")
-"""Of ``--max-model-len``: as long as fits."""
+"""Of ``--max-model-len``: as long as fits, which an answer names where the model's own length does not."""
 _FORMATS_MADE: Final = frozenset({*MADE_WHILE_LOADING, "online", "mxfp8", "experts_int8"})
 _SHORTHANDS: Final = re.compile(r"(?:fp8|int8|nvfp4)_per_\w{1,40}")
 """vLLM's formats that are made while loading (vllm/config/quantization.py: _ONLINE_SHORTHANDS); others are loaded."""
@@ -45,6 +45,7 @@ class PastedCommand:
 
     version: of vLLM, by the image's tag. checkpoint_format: a format that the weights must have already, as
     ``--quantization awq`` says. ignored: options that change neither memory nor speed. unmodelled: those that may.
+    shortens: the option by which vLLM takes the longest sequences that fit, where those of the model do not.
     """
 
     model: str
@@ -54,6 +55,7 @@ class PastedCommand:
     checkpoint_format: str | None = None
     ignored: tuple[str, ...] = ()
     unmodelled: tuple[str, ...] = ()
+    shortens: str | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -62,7 +64,13 @@ class PastedCommand:
             "Options that change neither memory nor speed": self.ignored,
             "Not modelled, though they may change the figures": self.unmodelled,
         }
-        return [f"{what}: {', '.join(options)}." for what, options in said.items() if options]
+        notes = [f"{what}: {', '.join(options)}." for what, options in said.items() if options]
+        if self.shortens is not None:
+            notes.append(
+                f"{self.shortens}: where the model's own length does not fit, vLLM starts with the longest that does. "
+                "The limit of an estimate names it, and --ctx takes it."
+            )
+        return notes
 
 
 def read_command(command: str | Sequence[str]) -> PastedCommand:
@@ -84,6 +92,7 @@ def read_command(command: str | Sequence[str]) -> PastedCommand:
         found.checkpoint_format,
         tuple(dict.fromkeys(found.ignored)),
         tuple(dict.fromkeys(found.unmodelled)),
+        found.shortens,
     )
 
 
@@ -98,6 +107,7 @@ class _CommandReading:
     checkpoint_format: str | None = None
     ignored: list[str] = field(default_factory=list)
     unmodelled: list[str] = field(default_factory=list)
+    shortens: str | None = None
 
     def take(self, words: list[str]) -> None:
         """Take the next option with its values off ``words``, or the model."""
@@ -181,7 +191,7 @@ class _CommandReading:
 
     def _take_setting(self, setting: str, written: str, value: str) -> None:
         if setting == "max_model_len" and value.lower() in _LATER:
-            self.unmodelled.append(f"{written} {value}")
+            self.shortens = f"{written} {value}"
             return
         try:
             read = setting_value(setting, value)

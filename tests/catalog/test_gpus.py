@@ -44,6 +44,21 @@ def test_aliases_are_exact() -> None:
     assert "h100" in (caught.value.hint or "")
 
 
+def test_editions_of_a_card_that_differ_are_two_gpus() -> None:
+    server, workstation = (
+        find_gpu(f"NVIDIA RTX PRO 6000 Blackwell {edition} Edition") for edition in ("Server", "Workstation")
+    )
+    assert find_gpu("rtx pro 6000") == server and server.id != workstation.id
+    assert server.memory_bandwidth_bytes_per_second == 1597e9 < workstation.memory_bandwidth_bytes_per_second == 1792e9
+    assert server.memory_bytes == workstation.memory_bytes
+    assert {gpu.gpu for gpu in all_instances() if gpu.name.startswith("g4-standard")} == {"rtx-pro-6000"}
+
+
+@pytest.mark.parametrize("name", ["b200", "b300", "gb200", "gb300", "h200"])
+def test_no_bus_to_the_host_is_faster_than_pcie_5(name: str) -> None:
+    assert find_gpu(name).pcie_bytes_per_second == 64e9
+
+
 def test_unknown_name_without_neighbour_still_hints() -> None:
     with pytest.raises(UsageError, match="no GPU profile named 'zzzzzz'"):
         find_gpu("zzzzzz")
@@ -74,7 +89,9 @@ def test_every_number_is_sane_and_has_a_source(gpu) -> None:  # type: ignore[no-
         ("3090", 23.5, 23.7),
         ("4090", 23.5, 23.65),
         ("t4", 14.5, 14.8),
-        ("4080", 15.9, 16.0),
+        ("4080", 15.5, 15.7),  # WSL shows 15.99
+        ("4060", 7.6, 7.7),
+        ("b300", 267.6, 267.8),
         ("h20-3e", 139.6, 139.9),
         ("rtx-pro-6000", 94.9, 95.1),
     ],

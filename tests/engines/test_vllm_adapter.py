@@ -14,7 +14,7 @@ import pytest
 from kvplan.catalog.models import resolve_model
 from kvplan.engines.interface import Ending, Installation, StartOrder, argument_pairs
 from kvplan.engines.steps import EngineStep, StepLog, steps_row
-from kvplan.engines.vllm import adapter
+from kvplan.engines.vllm import adapter as lowered
 from kvplan.engines.vllm.adapter import SERVER, VllmAdapter, installation_from, packages_of, read_start, server_command
 from kvplan.engines.vllm.failures import read_failure
 from kvplan.engines.vllm.model import VllmModel
@@ -286,10 +286,10 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     for name in parts:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules[parts[-1]].Scheduler = Scheduler  # type: ignore[attr-defined]
-    environment = adapter.limited_environment(tmp_path)
+    environment = lowered.limited_environment(tmp_path)
     for name in ("KVPLAN_LIMITS_FILE", "KVPLAN_STEPS_FILE"):
         monkeypatch.setenv(name, str(environment[name]))
-    module_name, _, class_name = adapter.SCHEDULER.partition(".")
+    module_name, _, class_name = lowered.SCHEDULER.partition(".")
     file = Path(str(environment["PYTHONPATH"]).split(":", 1)[0]) / f"{module_name}.py"
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None
@@ -302,14 +302,14 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 def test_limits_are_lowered_and_raised_again_up_to_the_start(scheduler: Any, tmp_path: Path) -> None:
     assert limits_of(scheduler) == (8, 2048), "no file, no change"
-    adapter.write_limits(tmp_path, UNSIZED.with_changes(max_num_seqs=2, max_num_batched_tokens=512))
+    lowered.write_limits(tmp_path, UNSIZED.with_changes(max_num_seqs=2, max_num_batched_tokens=512))
     assert limits_of(scheduler) == (2, 512)
-    adapter.write_limits(tmp_path, UNSIZED.with_changes(max_num_seqs=64))
+    lowered.write_limits(tmp_path, UNSIZED.with_changes(max_num_seqs=64))
     assert limits_of(scheduler) == (8, 2048), "never above what memory was carved for"
 
 
 def test_a_step_is_told_as_it_was_scheduled_once_its_tokens_are_there(scheduler: Any, tmp_path: Path) -> None:
-    log = StepLog(adapter.steps_file(tmp_path))
+    log = StepLog(lowered.steps_file(tmp_path))
     scheduler.schedule()
     assert log.steps_from(0) == [], "it still runs"
     assert scheduler.update_from_output() == "outputs"

@@ -30,6 +30,14 @@ def test_what_is_not_read_is_named_without_its_value() -> None:
     assert [note for note in found.notes if "secret" in note] == []
 
 
+@pytest.mark.parametrize("length", ["auto", "-1"])
+def test_a_length_that_vllm_shortens_is_not_said_to_change_figures(length: str) -> None:
+    """vLLM's own count of a sequence that does not fit is the limit that ``estimate`` names."""
+    found = read_command(f"vllm serve m --max-model-len {length}")
+    assert (found.settings, found.unmodelled) == ({}, ())
+    assert [note.partition(":")[0] for note in found.notes] == [f"--max-model-len {length}"]
+
+
 def test_a_container_says_which_release_it_is() -> None:
     assert read_command("docker run vllm/vllm-openai:v0.11.0 --model m").version == "0.11.0"
     assert read_command("docker run vllm/vllm-openai:latest --model m").version is None

@@ -156,6 +156,19 @@ def test_requests_longer_than_the_context_are_left_out_and_counted() -> None:
     assert any("longer than 2,000 tokens left out" in note for note in shape.notes)
 
 
+@pytest.mark.parametrize("column", ["", ",arrival_s"])
+def test_a_file_with_requests_beyond_the_model_says_so(tmp_path: Path, column: str) -> None:
+    """The error named a --ctx-max that nobody had given; with the one that it hints at, the file is planned."""
+    path = tmp_path / "long.csv"
+    rows = [f"{tokens},100{column and f',{60 * place}'}\n" for place, tokens in enumerate((1000, 1100, 200_000))]
+    path.write_text(f"input_len,output_len{column}\n" + "".join(rows))
+    users = None if column else 2
+    with pytest.raises(KvplanError, match=r"requests of long\.csv, of up to 200,100 tokens, are beyond") as caught:
+        kvplan.plan("llama-3.1-8b", gpu="h100", users=users, workload=path)
+    assert caught.value.hint == "use ctx_max=131072, which leaves longer ones out"
+    assert kvplan.plan("llama-3.1-8b", gpu="h100", users=users, workload=path, ctx_max=131072).best is not None
+
+
 def test_a_played_trace_has_its_lengths_and_its_pattern() -> None:
     trace = TracedLoad("t", ((100, 5), (9, 70), (40, 40)), gaps=(0.0, 0.0, 6.0), rate=0.5)
     load = PlayedLoad(LengthDistribution(50), LengthDistribution(38), 9, requests_per_second=0.5, trace=trace)

@@ -53,11 +53,13 @@ def _print_layout(answer: CacheAnswer, layout: LayoutAnswer, *, as_markdown: boo
 
 def _row(answer: CacheAnswer, layout: LayoutAnswer, tier: TierWorth) -> tuple[str, ...]:
     is_pool = tier is layout.in_pool
-    word = "proposed" if answer.question.host_bytes is None else "asked"
+    # What harms is proposed to nobody, and is the size that the sentence above advises against.
+    proposed = "" if tier.verdict == "harms" else ", proposed"
+    word = proposed if answer.question.host_bytes is None else ", asked"
     name = f"{size_text(tier.size_bytes)} {'HBM' if is_pool else 'host'}"
     seconds = [answer.per_hour(each) for each in (tier.saved_seconds, tier.load_seconds, tier.store_seconds)]
     shown = [f"{each:,.0f}" for each in seconds] if not is_pool else [f"{seconds[0]:,.0f}", "-", "-"]
-    verdict = "the engine's own" if is_pool else tier.verdict + (f", {word}" if tier is layout.asked else "")
+    verdict = "the engine's own" if is_pool else tier.verdict + (word if tier is layout.asked else "")
     share = f"{100 * layout.share(tier.num_tokens):.1f}"
     return (name, share, f"{100 * tier.best_share:.1f}", *shown, verdict)
 

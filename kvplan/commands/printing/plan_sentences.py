@@ -104,7 +104,7 @@ def _readable_sentence(best: PlannedDeployment, found: PlanAnswer) -> str:
     # The table of other formats has some that are: "nothing" is of the formats asked for.
     formats = "in this format " if any(each.deployment.verdict.meets for each in found.alternatives) else ""
     slow = "Slower than people read (10 tokens/s, begun within 10 s)"
-    return f"{slow}: {formats}nothing within the limits is faster.{holds}"
+    return f"{slow}: {formats}nothing within the limits is fast enough.{holds}"
 
 
 def alternatives_sentence(found: PlanAnswer) -> str:
