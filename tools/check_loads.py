@@ -55,14 +55,9 @@ from kvplan.estimate.speed.queueing.sharing import ExpectedHits, PromptSharing  
 from kvplan.estimate.speed.queues import Queues, play_queues  # noqa: E402
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed  # noqa: E402
 from kvplan.load.traffic.prompts import WORDS  # noqa: E402
-from kvplan.planner.choices.expected import Expected  # noqa: E402
 from kvplan.planner.choices.load import LoadedReplica, serve_rate, serve_thinking, serve_users  # noqa: E402
-from kvplan.planner.choices.verdict import Verdict  # noqa: E402
-from kvplan.planner.question.slo import (  # noqa: E402
-    DEFAULT_CONFIDENCE,
-    Goal,
-    parse_slo,
-)
+from kvplan.planner.choices.verdict import Expected, Verdict  # noqa: E402
+from kvplan.planner.question.slo import DEFAULT_CONFIDENCE, Goal, parse_slo  # noqa: E402
 from kvplan.settings import ServingSettings  # noqa: E402
 
 MODEL: Final = "smollm2-135m"

@@ -33,9 +33,8 @@ from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.choices.candidate import Candidate, with_seats
 from kvplan.planner.choices.deployment import DeploymentChoice, PlannedDeployment
 from kvplan.planner.choices.evaluation import PlayedReplica, evaluate
-from kvplan.planner.choices.expected import Expected
 from kvplan.planner.choices.sizing import for_all
-from kvplan.planner.choices.verdict import Verdict
+from kvplan.planner.choices.verdict import Expected, Verdict
 from kvplan.planner.question.asking import plan_request
 from kvplan.planner.question.request import PlanRequest, complete
 from kvplan.planner.search.plan import formats_asked, make_plan

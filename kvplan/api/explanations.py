@@ -12,8 +12,7 @@ from kvplan.commands.printing.explanations import print_explanation
 from kvplan.commands.printing.render import captured
 from kvplan.explaining.document import explanation_document
 from kvplan.explaining.explanation import EXPLAIN_SETTINGS, LogAccount, explain_log, of_engine
-from kvplan.explaining.named_model import named_model
-from kvplan.explaining.reading import parse_log, read_log
+from kvplan.explaining.reading import named_model, parse_log, read_log
 
 if TYPE_CHECKING:
     import pandas

@@ -14,8 +14,7 @@ from typing import Any, Final, cast
 
 from kvplan import __version__
 from kvplan.bench.figures import Experiment
-from kvplan.bench.options import EXPERIMENTS, ON_ONE_LAYER, BenchOrder
-from kvplan.bench.protocol import Message
+from kvplan.bench.options import EXPERIMENTS, ON_ONE_LAYER, BenchOrder, Message
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError, UsageError

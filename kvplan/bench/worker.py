@@ -1,6 +1,6 @@
 """The worker process of a bench: runs the experiments of one order and ends.
 
-Started as ``python -m kvplan.bench.worker``; see :mod:`kvplan.bench.protocol`.
+Started as ``python -m kvplan.bench.worker``; see :mod:`kvplan.bench.options`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from typing import Final
 
 from kvplan.bench import latency_experiments, memory_experiments, speed_experiments
 from kvplan.bench.figures import Experiment
-from kvplan.bench.options import BenchOrder, BenchScale
-from kvplan.bench.protocol import DoneMessage, ErrorMessage, ExperimentMessage, NoticeMessage, StartMessage
+from kvplan.bench.options import (
+    BenchOrder,
+    BenchScale,
+    DoneMessage,
+    ErrorMessage,
+    ExperimentMessage,
+    NoticeMessage,
+    StartMessage,
+)
 from kvplan.bench.serving import warm_up
 from kvplan.machine.host import CpuMeter
 from kvplan.workers.channel import WorkerChannel, quick_imports

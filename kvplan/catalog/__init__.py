@@ -5,8 +5,8 @@ Everything above reads it; it imports nothing of kvplan but units, paths, errors
 spec, tensors    a model, layer by layer (``ModelSpec``), and its weights, tensor by tensor
 models           from what a user types to a ModelSpec: profile, directory, config.json, GGUF file, hub id; a directory
                  with a LoRA adapter: its base, and the slot that it needs
-ollama           names of Ollama's library as those of the checkpoints
-variants         names of quantized and mirrored checkpoints whose shape ships under another name
+variants         names of quantized and mirrored checkpoints whose shape ships under another name; names of Ollama's
+                 library as those of the checkpoints
 reader, registry from a config.json to a ModelSpec: the reader that the row of its architecture names, and its ``Body``
 config_view      checked access to a config's keys
 parts            attention, feed-forward, mixture: the parts that the readers assemble

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.catalog.checkpoint.safetensors import read_files
-from kvplan.catalog.ollama import checkpoint_of_ollama, hyphenated
 from kvplan.catalog.quantization import beside
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.spec_of_checkpoint import stored_dtype, with_checkpoint
-from kvplan.catalog.variants import find_variant
+from kvplan.catalog.variants import checkpoint_of_ollama, find_variant, hyphenated
 from kvplan.catalog.vllm_refusals import LORA_RANKS
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import LARGEST_CONFIG_BYTES, parse_json, read_text

@@ -26,9 +26,9 @@ from kvplan.commands.options.shared import (
     WORKLOAD_PANEL,
     Calibration,
     NoCalibration,
+    TraceOptions,
     calibration_name,
 )
-from kvplan.commands.options.trace import TraceOptions
 from kvplan.commands.printing.caches import print_cache
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes
 from kvplan.errors import UsageError

@@ -37,8 +37,17 @@ from kvplan.commands.options.shared import (
 from kvplan.commands.printing.estimates import print_estimates
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_notes, print_sentence
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.pasted_settings import checkpoint_note, engine_of, pasted_command, with_pasted
-from kvplan.estimate.question import ESTIMATE_SETTINGS, Question, answer_question, notes_on, with_kernels
+from kvplan.estimate.question import (
+    ESTIMATE_SETTINGS,
+    Question,
+    answer_question,
+    checkpoint_note,
+    engine_of,
+    notes_on,
+    pasted_command,
+    with_kernels,
+    with_pasted,
+)
 from kvplan.estimate.shared_gpu import GpuShare, shared_sentence
 from kvplan.estimate.shared_gpu import share_gpu as divide_gpu
 from kvplan.estimate.ways_to_fit import Asked, ways_to_fit

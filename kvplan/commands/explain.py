@@ -14,8 +14,7 @@ from kvplan.commands.printing.explanations import print_explanation
 from kvplan.commands.printing.render import OutputFormat, chosen_format, print_csv, print_json, print_notes
 from kvplan.explaining.document import explanation_document
 from kvplan.explaining.explanation import EXPLAIN_SETTINGS, explain_log, of_engine
-from kvplan.explaining.named_model import named_model
-from kvplan.explaining.reading import read_log
+from kvplan.explaining.reading import named_model, read_log
 from kvplan.settings import ServingSettings
 
 

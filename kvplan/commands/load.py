@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kvplan.commands.options.groups import given_options, shown_under, takes_groups
-from kvplan.commands.options.trace import FILE_HELP, TraceOptions
+from kvplan.commands.options.shared import FILE_HELP, TraceOptions
 from kvplan.errors import KvplanError
 
 if TYPE_CHECKING:

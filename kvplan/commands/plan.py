@@ -35,9 +35,9 @@ from kvplan.commands.options.shared import (
     MeasuredResults,
     NoCalibration,
     SpeculativeConfig,
+    TraceOptions,
     calibration_name,
 )
-from kvplan.commands.options.trace import TraceOptions
 from kvplan.commands.printing.plan_page import plan_page, write_page
 from kvplan.commands.printing.plans import print_answer, print_unlike
 from kvplan.commands.printing.render import chosen_format, print_notes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvplan.commands.options.groups import given_options, takes_groups
-from kvplan.commands.options.shared import Model
+from kvplan.commands.options.shared import Model, TraceOptions
 from kvplan.commands.options.sweeps import (
     FLAG_OPTIONS,
     OUTPUT_PANEL,
@@ -21,7 +21,6 @@ from kvplan.commands.options.sweeps import (
     MachineOptions,
     WorkloadOptions,
 )
-from kvplan.commands.options.trace import TraceOptions
 from kvplan.foreign_text import printable, unguarded
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import OWN_AXES, Axis

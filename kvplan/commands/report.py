@@ -52,7 +52,7 @@ def report(
 
     Prints the paths of the files it wrote, or the text itself. What a comparison comes to is said beside the page.
     """
-    from kvplan.catalog.devices.prices import parse_price
+    from kvplan.catalog.devices.gpu_profile import parse_price
     from kvplan.foreign_text import printable
     from kvplan.reports.writing import report_text, write_png_files
     from kvplan.runs.storage.files import write_whole

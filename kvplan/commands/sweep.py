@@ -13,6 +13,7 @@ import typer
 
 from kvplan.commands.options.extras import need_extra
 from kvplan.commands.options.groups import given_options, takes_groups
+from kvplan.commands.options.shared import TraceOptions
 from kvplan.commands.options.sweeps import (
     FLAG_OPTIONS,
     LIST_OPTIONS,
@@ -32,7 +33,6 @@ from kvplan.commands.options.sweeps import (
     spread_over,
     swept_engine,
 )
-from kvplan.commands.options.trace import TraceOptions
 from kvplan.errors import UsageError
 from kvplan.sweeps.consent import note_started, refuse_links, refuse_unasked
 from kvplan.sweeps.drafting import with_drafts

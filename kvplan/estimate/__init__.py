@@ -3,8 +3,8 @@
 ``make_estimate`` (answer) answers ``kvplan estimate``; the planner and the sweeps' forecasts call the rooms below it.
 A question is a ModelSpec, devices, an engine and one ServingSettings; each engine fills in its own defaults once.
 
-question             one question as people ask it: a GPU's own dtype, ranks of 8xh200, which GPUs have kernels
-pasted_settings      a pasted command's settings, with what is given beside it
+question             one question as people ask it: a GPU's own dtype, ranks of 8xh200, which GPUs have kernels; a
+                     pasted command's settings, with what is given beside it
 ways_to_fit          what lets a deployment fit that does not, each way tried
 shared_gpu           several models on one GPU: which gpu_memory_utilization each
 known_models         the models known by name, with their main figures; what a form offers by name: models, GPUs,
@@ -23,7 +23,6 @@ kv_groups            layers that keep the same tokens: blocks of one sequence
 kv_cache, mixers     what each kind of attention and state caches, and what it costs a step
 weights, dtypes      bytes of a checkpoint, bytes of an element
 adapters             the slots of LoRA adapters
-weight_formulas      the same of few bits, for people
 speed/               time to first token, time per output token, throughput
 """
 

@@ -15,10 +15,9 @@ from kvplan.estimate.kv_cache import KvCacheSize
 from kvplan.estimate.sglang import SglangPrediction, predict_sglang, sglang_cache_dtype
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.ranges import kv_range
-from kvplan.explaining.account import AccountLine, Counts, parts_beside_the_pool, parts_of
+from kvplan.explaining.account import AccountLine, Counts, outside_sentences, parts_beside_the_pool, parts_of
 from kvplan.explaining.cpu_host import cpu_changes, pool_tokens, sequence_size, weight_bytes
-from kvplan.explaining.interval import outside_sentences
-from kvplan.explaining.named_model import is_another_model
+from kvplan.explaining.reading import is_another_model
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.stated_settings import overridden
 from kvplan.explaining.ways_out import SuggestedChange, in_words_of, more_gpus, reachable_share, ways_out

@@ -14,11 +14,9 @@ from kvplan.estimate.question import tensor_parallel_size
 from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.vllm.ranges import kv_range
-from kvplan.explaining.account import parts_of
+from kvplan.explaining.account import outside_sentences, parts_of
 from kvplan.explaining.explanation import is_another_checkpoint
-from kvplan.explaining.interval import outside_sentences
-from kvplan.explaining.named_model import is_another_model, named_model
-from kvplan.explaining.reading import read_log
+from kvplan.explaining.reading import is_another_model, named_model, read_log
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.stated_settings import overridden
 from kvplan.explaining.which_gpu import fitting_gpus

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.speculation.config import with_speculative_config
 from kvplan.errors import UsageError
-from kvplan.estimate.pasted_settings import engine_of, with_pasted
+from kvplan.estimate.question import engine_of, with_pasted
 from kvplan.pasted.command import PastedCommand, read_command
 from kvplan.planner.choices.formats import PUBLISHED
 from kvplan.planner.question.asking import PLAN_SETTINGS, plan_request

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvplan.api import Estimate
+from kvplan.catalog.devices.gpu_profile import usd_per_million_tokens
 from kvplan.catalog.devices.gpus import find_gpu
-from kvplan.catalog.devices.prices import usd_per_million_tokens
 from kvplan.commands.printing.estimate_rows import limit_cell
 from kvplan.estimate.kv_cache import KIND_NAMES
 from kvplan.estimate.parallel import ParallelLayout

@@ -11,10 +11,9 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.fleet.requests import FleetRequest, TokenRun
 from kvplan.fleet.tiers.curves import cache_curve
 from kvplan.fleet.tiers.layouts import CacheLayout
-from kvplan.fleet.tiers.links import PrefillTime, TierLink, break_even_tokens, host_link
 from kvplan.fleet.tiers.replayed import Weights
 from kvplan.fleet.tiers.splits import split_requests
-from kvplan.fleet.tiers.worth import TierMeasure, TierWorth
+from kvplan.fleet.tiers.worth import PrefillTime, TierLink, TierMeasure, TierWorth, break_even_tokens, host_link
 from kvplan.units import GIB
 
 _TOKEN_BYTES = 131_072

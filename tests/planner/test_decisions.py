@@ -24,9 +24,8 @@ from kvplan.estimate.speed.latency import Range
 from kvplan.planner.choices.basis import PlanBasis
 from kvplan.planner.choices.candidate import Candidate
 from kvplan.planner.choices.deployment import DeploymentChoice
-from kvplan.planner.choices.expected import Figure
 from kvplan.planner.choices.sizing import candidate, least_replicas
-from kvplan.planner.choices.verdict import share_at_most
+from kvplan.planner.choices.verdict import Figure, share_at_most
 from kvplan.planner.question.asking import plan_request
 from kvplan.planner.question.request import ParallelSizes, PlanRequest, complete
 from kvplan.planner.question.slo import parse_slo

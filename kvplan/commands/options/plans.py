@@ -11,8 +11,7 @@ import typer
 
 from kvplan.catalog.devices.gpus import parse_gpu_count
 from kvplan.commands.options.groups import shown_under
-from kvplan.commands.options.shared import WORKLOAD_PANEL
-from kvplan.commands.options.trace import FILE_HELP
+from kvplan.commands.options.shared import FILE_HELP, WORKLOAD_PANEL
 from kvplan.fleet.apart.rules import HAND_OVERS
 from kvplan.fleet.routers.named import ROUTERS
 from kvplan.planner.choices.formats import FORMAT_NAMES

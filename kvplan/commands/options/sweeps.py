@@ -1,4 +1,4 @@
-"""The options of ``kvplan sweep``, some of which ``profile`` has: model, requests, axes, engine, goals, machines."""
+"""The options of ``kvplan sweep``, some of which ``profile`` has too: model, requests, axes, engine, goals, hosts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kvplan.commands.options.groups import given_options, shown_under
-from kvplan.commands.options.shared import SPECULATIVE_CONFIG_HELP
-from kvplan.commands.options.trace import FILE_HELP
+from kvplan.commands.options.shared import FILE_HELP, SPECULATIVE_CONFIG_HELP
 from kvplan.errors import UsageError
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import AXES, Axis, example_of

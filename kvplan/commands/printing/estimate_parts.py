@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from kvplan.catalog.spec import ModelSpec, QuantizationSpec
 from kvplan.commands.printing.queues import intervals_text, print_steps, queues_text, server_text
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
 from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.kv_groups import Kept, KvGroup
+from kvplan.estimate.kvplan.held_weights import most_held
 from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.speculation import DeploymentSpeculation, Speculation
 from kvplan.estimate.speed.device_speed import DeploymentSpeed
 from kvplan.estimate.speed.latency import Range, ServingSpeed
 from kvplan.estimate.speed.queues import Queues
+from kvplan.estimate.weights import format_label
 from kvplan.planner.answer.ranges import span, within
 from kvplan.units import format_bytes, format_tokens
 
+_SHARING = {"channel": "output", "tensor": "matrix"}
 _DRAFTER_HEAD = ("GPU", "acceptance rate", "tokens per step", "alone", "at once", "sequences")
 _NAMES = {
     "mtp": "its own multi-token-prediction layers",
@@ -232,3 +237,42 @@ def _rows(deployment: DeploymentSpeculation) -> list[list[str]]:
 def _times(found: Range) -> str:
     low, high = f"{found.low:.2f}", f"{found.high:.2f}"
     return low if low == high else f"{low} to {high}"
+
+
+def storage_formulas(spec: ModelSpec) -> Iterator[str]:
+    """How a checkpoint stores each of its formats of few bits; nothing where all weights are plain, or were read."""
+    if spec.quantization is None or spec.checkpoint is not None:
+        return
+    for each in spec.quantization.formats:
+        yield f"{format_label(each)}: {_stored(each)}"
+
+
+def _stored(quantization: QuantizationSpec) -> str:
+    scale = f"{8 * element_bytes(quantization.scale_dtype)}-bit scale"
+    if quantization.has_zero_points:
+        scale += f" and {quantization.bits:g}-bit zero point"
+    order = ", 32 bit for each input's group" if quantization.has_act_order else ""
+    return f"{quantization.bits:g} bit a weight, {scale} for each {_shared(quantization)}{order}"
+
+
+def _shared(quantization: QuantizationSpec) -> str:
+    if quantization.granularity == "group":
+        return f"{quantization.group_size} weights of an output"
+    if quantization.granularity == "block" and quantization.block_shape:
+        return "tile of {} x {}".format(*quantization.block_shape)
+    return _SHARING[quantization.granularity]
+
+
+def held_formula(spec: ModelSpec, deployment: SizedDeployment) -> str | None:
+    """How kvplan's engine holds the weights that it keeps in few bits; None where it keeps none, or another serves."""
+    settings = deployment.settings
+    found = None if deployment.engine != "kvplan" else most_held(spec, settings.quantization)
+    if found is None:
+        return None
+    scale = "8-bit" if found.scale_bytes == 1 else "float32"
+    sides = f"{scale} scale and minimum" if found.has_minimums else f"{scale} scale"
+    order = ", 32 bit for each input" if found.has_order else ""
+    return (
+        f"in kvplan's engine: matrices of attention, MLPs and experts {found.bits} bit a weight, {sides} for each "
+        f"{found.group} weights of an output{order}; everything else in {settings.dtype}"
+    )

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvplan.commands.printing.estimate_parts import layout_lines, print_speculation, print_speeds
+from kvplan.commands.printing.estimate_parts import (
+    held_formula,
+    layout_lines,
+    print_speculation,
+    print_speeds,
+    storage_formulas,
+)
 from kvplan.commands.printing.estimate_rows import (
     RANGE_HEAD,
     RANGE_MEANING,
@@ -34,7 +40,6 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.sequence_pages import SequencePages
 from kvplan.estimate.sglang import CONTEXT_BYTES as SGLANG_CONTEXT
-from kvplan.estimate.weight_formulas import held_formula, storage_formulas
 from kvplan.units import format_bytes, format_gib, format_tokens
 
 MANY_SCHEMA = "kvplan.estimates/1"

@@ -7,7 +7,7 @@ from typing import Any
 from kvplan.commands.printing.render import print_markdown, print_sentence, print_table, say
 from kvplan.explaining.account import Counts
 from kvplan.explaining.explanation import LogAccount, difference_gib
-from kvplan.explaining.named_model import shown_name
+from kvplan.explaining.reading import shown_name
 from kvplan.explaining.stated_settings import named_settings
 from kvplan.explaining.ways_out import in_words_of
 from kvplan.settings import KNOBS

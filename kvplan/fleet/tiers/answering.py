@@ -21,10 +21,19 @@ from kvplan.estimate.speed.device_speed import DeploymentSpeed, RequestLengths
 from kvplan.fleet.requests import FleetRequest, requests_of_file
 from kvplan.fleet.tiers.curves import CacheCurve, cache_curve
 from kvplan.fleet.tiers.layouts import CacheLayout, cache_layout
-from kvplan.fleet.tiers.links import PrefillTime, TierLink, break_even_tokens, host_link, nvme_link
 from kvplan.fleet.tiers.question import CacheAnswer, CacheQuestion, Distances, LayoutAnswer
 from kvplan.fleet.tiers.splits import split_requests
-from kvplan.fleet.tiers.worth import HOST_BYTES_PER_GPU, TierMeasure, TierWorth, enough_of
+from kvplan.fleet.tiers.worth import (
+    HOST_BYTES_PER_GPU,
+    PrefillTime,
+    TierLink,
+    TierMeasure,
+    TierWorth,
+    break_even_tokens,
+    enough_of,
+    host_link,
+    nvme_link,
+)
 from kvplan.units import GIB
 from kvplan.workload.files import FileSurvey, survey_file
 from kvplan.workload.part import FilePart

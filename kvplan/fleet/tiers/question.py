@@ -10,9 +10,8 @@ from kvplan.catalog.devices.gpus import GpuCount, parse_gpu_count
 from kvplan.catalog.engines import EngineChoice
 from kvplan.errors import UsageError, check
 from kvplan.fleet.tiers.curves import CacheCurve
-from kvplan.fleet.tiers.links import TierLink
 from kvplan.fleet.tiers.splits import SPLITS
-from kvplan.fleet.tiers.worth import HOST_BYTES_PER_GPU, TierWorth
+from kvplan.fleet.tiers.worth import HOST_BYTES_PER_GPU, TierLink, TierWorth
 from kvplan.setting_values import split_list
 from kvplan.settings import KNOBS, ServingSettings
 from kvplan.units import parse_bytes, parse_tokens

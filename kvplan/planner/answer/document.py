@@ -14,7 +14,7 @@ from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
 from kvplan.planner.answer.money import cost_columns, cost_document
 from kvplan.planner.answer.notes import drafting_document, hits_document
 from kvplan.planner.choices.deployment import Miss, PlannedDeployment
-from kvplan.planner.choices.expected import Figure
+from kvplan.planner.choices.verdict import Figure
 from kvplan.planner.launch.engines import command_note, launch_commands
 from kvplan.planner.launch.replicas import balancer_command, vllm_processes
 from kvplan.planner.question.prices import ApiPrice

@@ -21,7 +21,7 @@ from kvplan.planner.answer.page import (
     table,
 )
 from kvplan.planner.answer.ranges import milliseconds
-from kvplan.planner.choices.expected import Figure
+from kvplan.planner.choices.verdict import Figure
 from kvplan.planner.fleets.answering import FleetAnswer
 from kvplan.planner.fleets.judging import WindowVerdict
 from kvplan.planner.fleets.playing import Played

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from kvplan.estimate.speed.latency import Range
-from kvplan.planner.choices.expected import Figure
+from kvplan.planner.choices.verdict import Figure
 
 
 def span(low: float, high: float, form: str, *, least: float = 0.0, most: float = math.inf) -> str:

@@ -3,8 +3,8 @@
 formats      weights and KV cache
 layouts      ways to spread one instance over GPUs
 load         what a load asks of one replica: users who wait, or requests at a rate
-expected     what requests see: figures of the play, each with its interval
-verdict      how sure it is that they are within the bounds of the goal
+verdict      how sure it is that they are within the bounds of the goal; what requests see: figures of the play, each
+             with its interval
 deployment   what is tried and found, as types
 basis        what the candidates of one plan share: start-ups, speeds, pools; what a drafter takes and yields; what the
              prefix cache finds, and what it leaves room for

@@ -6,17 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from kvplan.catalog.devices.gpu_profile import usd_per_million_tokens
 from kvplan.catalog.devices.gpus import GpuProfile
-from kvplan.catalog.devices.prices import usd_per_million_tokens
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range, SpeedModel
 from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.vllm.prediction import VllmPrediction
-from kvplan.planner.choices.expected import Expected, Figure
 from kvplan.planner.choices.formats import WeightFormat
 from kvplan.planner.choices.layouts import num_nodes
 from kvplan.planner.choices.load import LoadedReplica
-from kvplan.planner.choices.verdict import Verdict
+from kvplan.planner.choices.verdict import Expected, Figure, Verdict
 from kvplan.units import plural
 
 

@@ -17,9 +17,8 @@ from kvplan.estimate.vllm.prediction import VllmPrediction
 from kvplan.planner.choices import misses
 from kvplan.planner.choices.candidate import Candidate, pool_confidence
 from kvplan.planner.choices.deployment import Capacity, DeploymentChoice, Miss, PlannedDeployment
-from kvplan.planner.choices.expected import Expected, Figure
 from kvplan.planner.choices.load import LoadedReplica, serve_users
-from kvplan.planner.choices.verdict import Verdict, share_at_most
+from kvplan.planner.choices.verdict import Expected, Figure, Verdict, share_at_most
 from kvplan.planner.question.request import Workload
 from kvplan.planner.question.slo import READABLE, SLO_FIELDS, Goal
 

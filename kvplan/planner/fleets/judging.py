@@ -13,8 +13,7 @@ from kvplan.fleet.replicas.fleet import FleetPlay
 from kvplan.fleet.replicas.seen import Seen
 from kvplan.fleet.requests import FleetRequest
 from kvplan.fleet.windows import TraceWindow, sent_by_window, window_of, windows_of
-from kvplan.planner.choices.expected import Figure
-from kvplan.planner.choices.verdict import ExpectedBound, share_at_most
+from kvplan.planner.choices.verdict import ExpectedBound, Figure, share_at_most
 from kvplan.planner.question.slo import Bound, Goal, Statistic
 
 _COMPARED: dict[str, FigureName] = {"ttft": "ttft", "tpot": "tpot"}

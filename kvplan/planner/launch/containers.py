@@ -14,7 +14,7 @@ from kvplan import __version__
 from kvplan.catalog.releases.facts import release_number
 from kvplan.paths import profiles_dir
 from kvplan.planner.choices.deployment import PlannedDeployment
-from kvplan.planner.choices.expected import Figure
+from kvplan.planner.choices.verdict import Figure
 from kvplan.planner.launch.engines import checkpoint_name, vllm_command
 
 CACHE: Final = "/root/.cache/huggingface"

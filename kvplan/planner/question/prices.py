@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.catalog.devices.clouds import Instance, find_instance, rented
+from kvplan.catalog.devices.gpu_profile import parse_price, read_usd
 from kvplan.catalog.devices.gpus import GpuPrice, GpuProfile, find_gpu
-from kvplan.catalog.devices.prices import parse_price, read_usd
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import parse_json, read_text
 from kvplan.units import MIB
