@@ -89,10 +89,6 @@ def _tell(text: str | None, channel: WorkerChannel) -> None:
         channel.send(notice)
 
 
-if __name__ == "__main__":
-    main()
-
-
 class ExperimentRunner:
     """The engine of the whole model is made when the first experiment needs it, and kept for the next ones."""
 
@@ -121,3 +117,7 @@ class ExperimentRunner:
             self._engine = speed_experiments.make_full_engine(self._order)
             warm_up(self._engine)
         return _ON_FULL_MODEL[name](self._order, self._scale, self._engine)
+
+
+if __name__ == "__main__":
+    main()

@@ -96,10 +96,6 @@ def main() -> None:
     os._exit(0)  # not waiting for threads of the collectives
 
 
-if __name__ == "__main__":
-    main()
-
-
 # Where NVRTC was found, in words that name no user: a report is pasted into an issue.
 
 
@@ -242,3 +238,7 @@ def _as_json(verdicts: Verdicts) -> dict[str, Any]:
         {**asdict(each), "what": FAMILIES[each.family].what, "twin": FAMILIES[each.family].twin} for each in verdicts.of
     ]
     return {"verdicts": rows, "check_seconds": verdicts.seconds, "is_cached": verdicts.is_cached}
+
+
+if __name__ == "__main__":
+    main()
