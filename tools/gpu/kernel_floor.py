@@ -22,6 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+if __name__ == "__main__":
+    ROOT = Path(__file__).resolve().parents[2]
+    sys.path[:0] = [str(ROOT), str(ROOT / "engine")]
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "engine" / "cases"))
 
 import kernel_matrix as cases
@@ -309,8 +312,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-if __name__ == "__main__":
-    ROOT = Path(__file__).resolve().parents[2]
-    sys.path[:0] = [str(ROOT), str(ROOT / "engine")]
