@@ -17,7 +17,7 @@ from kvplan.engines.server import EngineServer
 from kvplan.engines.serving.process import environment_with
 from kvplan.errors import KvplanError
 
-_SCRIPT: Final = Path(__file__).parent / "fork_server.py"
+_SCRIPT: Final = Path(__file__).parent / "serving" / "preload" / "fork_server.py"
 PRELOAD_LOG: Final = "preload.log"
 """Of the imports, beside the logs of the servers."""
 
