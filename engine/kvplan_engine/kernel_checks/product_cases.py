@@ -215,7 +215,7 @@ def _compare_float8(scalar: torch.dtype, rows: int, outputs: int, runtime: CudaR
     scales = groups.abs().amax(2, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
     rounded = ((groups / scales).to(torch.float8_e4m3fn).float() * scales).view(rows, -1)
     out = torch.zeros(rows, outputs, dtype=scalar, device=runtime.device)
-    _kernels_of(weight, scalar, runtime).multiply(x.to(runtime.device), out)
+    _kernels_of(weight, scalar, runtime)(x.to(runtime.device), out)
     return Comparison([out], [rounded @ weight.dequantised().t()], TOLERANCE[scalar])
 
 
@@ -231,7 +231,7 @@ def _float8_contest(scalar: torch.dtype, rows: int, runtime: CudaRuntime) -> Con
     ways = [
         CudaQuantised(runtime, memory, replace(weight, rounds_inputs=rounds), None, scalar) for rounds in (True, False)
     ]
-    return Contest(*(partial(way.multiply, x, out) for way in ways))
+    return Contest(*(partial(way, x, out) for way in ways))
 
 
 def _quantised_weight(given: WeightFormat) -> QuantisedWeight:
@@ -268,7 +268,7 @@ def _compare_quantised(scalar: torch.dtype, given: WeightFormat, rows: int, runt
     weight = _quantised_weight(given)
     x = _random(1, rows, weight.num_inputs).to(scalar)
     out = torch.zeros(rows, _OUTPUTS, dtype=scalar, device=runtime.device)
-    _kernels_of(weight, scalar, runtime).multiply(x.to(runtime.device), out)
+    _kernels_of(weight, scalar, runtime)(x.to(runtime.device), out)
     return Comparison([out], [x.float() @ weight.dequantised().t()], TOLERANCE[scalar])
 
 

@@ -34,7 +34,7 @@ def rows_of(number: int, inputs: int, dtype: torch.dtype = torch.float32) -> tor
 
 def product(packed: PackedQuantised, x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.shape[0], packed.num_result_columns, dtype=x.dtype)
-    packed.multiply(x, out)
+    packed(x, out)
     return out
 
 
