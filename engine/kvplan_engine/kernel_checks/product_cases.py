@@ -33,7 +33,7 @@ from kvplan_engine.kernels.cuda.products.float8 import BLOCK, float8_launch, mul
 from kvplan_engine.kernels.cuda.products.quantised import CudaQuantised
 from kvplan_engine.kernels.cuda.products.skinny import ACTIVATIONS, MOST_ROWS, CudaSkinny
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
-from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
+from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureRoom, MixtureWeights
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book
 
 _OUTPUTS = 72
@@ -361,14 +361,9 @@ def _compare_mixture(scalar: torch.dtype, mixture: Mixture, rows: int, runtime: 
     columns = mixture.top_k * mixture.expert.size + (0 if mixture.shared is None else mixture.shared.size)
     out = torch.zeros(rows, _MIXTURE_HIDDEN, dtype=scalar, device=device)
     kernels = CudaMixture(runtime, MixtureMemory(device), mixture, _on_device(weights, device))
-    kernels.run(
-        x.to(device),
-        out,
-        torch.zeros(rows, mixture.top_k, dtype=torch.int32, device=device),
-        torch.zeros(rows, mixture.top_k, device=device),
-        torch.zeros(rows * columns, dtype=scalar, device=device),
-        None,
-    )
+    ids = torch.zeros(rows, mixture.top_k, dtype=torch.int32, device=device)
+    inner = torch.zeros(rows * columns, dtype=scalar, device=device)
+    kernels(x.to(device), out, MixtureRoom(ids, torch.zeros(ids.shape, device=device), inner))
     wanted = torch.zeros(rows, _MIXTURE_HIDDEN)
     torch_mixture.run_mixture(x.float(), mixture, weights, wanted)
     return Comparison([out], [wanted], TOLERANCE[scalar])
