@@ -77,7 +77,7 @@ def weights_bandwidth(dtype: str) -> float:
     weight, kind = _read_weight(dtype), getattr(torch, dtype)
     x = torch.ones(1, READ_INPUTS, dtype=kind)
     out = torch.empty(1, READ_BYTES // READ_INPUTS // kind.itemsize, dtype=kind)
-    return READ_BYTES / best_seconds(lambda: weight.multiply(x, out), 3)
+    return READ_BYTES / best_seconds(lambda: weight(x, out), 3)
 
 
 def read_bandwidth(dtype: str = "float32") -> float:
@@ -93,7 +93,7 @@ def peak_rate(dtype: str) -> float:
     x, out = torch.randn(192, 256).to(kind), torch.empty(192, 512, dtype=kind)
     square = torch.randn(1024, 1024).to(kind)
     return max(
-        2 * 192 * 256 * 512 / best_seconds(lambda: packed.multiply(x, out), 50),
+        2 * 192 * 256 * 512 / best_seconds(lambda: packed(x, out), 50),
         2 * 1024**3 / best_seconds(lambda: square @ square, 4),
     )
 

@@ -20,9 +20,8 @@ from kvplan_engine.description.parameters import model_parameters, num_parameter
 # Layers that share one copy of dummy weights (``dummy_layers="shared"``). No torch.
 #
 # A large shape can then step on a small machine: equal layers read the same bytes again. Reading a small layer again
-# and
-# again would be reading caches instead of memory, and faster than the model is. So equal layers take turns over as many
-# copies as are larger than any cache.
+# and again would be reading caches instead of memory, and faster than the model is. So equal layers take turns over as
+# many copies as are larger than any cache.
 
 
 LARGER_THAN_CACHES_BYTES = 512 * 1024**2

@@ -31,8 +31,7 @@ from kvplan_engine.sampling.sampler import SampledToken, SampledTokens, accepted
 # preemption, and how sequences end. Weights, workspace and KV pool are bytes in an account: those that the engine would
 # allocate for these settings. There is no profile step: overhead is the device's constant, and a GPU's graphs, which
 # only a start can measure, are not counted. Nor is the room in which a GPU widens weights in few bits: a config does
-# not
-# say which those are.
+# not say which those are.
 #
 # ``rank_accounts`` gives all of this instead, as another engine would take it; what is left is divided by the same
 # rules.

@@ -31,8 +31,7 @@ from kvplan_engine.scheduling.running_sequences import num_forks
 #
 # A sequence whose logits change with what it has said, or by a bias, has a row of ``token_counts`` as well, for as long
 # as no other needs it: the kernel counts the tokens that it chooses, so the host need not know them. Its first values
-# are
-# sent when its tokens are known: at its first draw, or when it draws again after others took its row.
+# are sent when its tokens are known: at its first draw, or when it draws again after others took its row.
 
 
 _NUM_COPIES = 2  # see staging

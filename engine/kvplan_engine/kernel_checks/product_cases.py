@@ -33,7 +33,7 @@ from kvplan_engine.kernels.cuda.products.float8 import BLOCK, float8_launch, mul
 from kvplan_engine.kernels.cuda.products.quantised import CudaQuantised
 from kvplan_engine.kernels.cuda.products.skinny import ACTIVATIONS, MOST_ROWS, CudaSkinny
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
-from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
+from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureRoom, MixtureWeights
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book
 
 _OUTPUTS = 72
@@ -215,7 +215,7 @@ def _compare_float8(scalar: torch.dtype, rows: int, outputs: int, runtime: CudaR
     scales = groups.abs().amax(2, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
     rounded = ((groups / scales).to(torch.float8_e4m3fn).float() * scales).view(rows, -1)
     out = torch.zeros(rows, outputs, dtype=scalar, device=runtime.device)
-    _kernels_of(weight, scalar, runtime).multiply(x.to(runtime.device), out)
+    _kernels_of(weight, scalar, runtime)(x.to(runtime.device), out)
     return Comparison([out], [rounded @ weight.dequantised().t()], TOLERANCE[scalar])
 
 
@@ -231,7 +231,7 @@ def _float8_contest(scalar: torch.dtype, rows: int, runtime: CudaRuntime) -> Con
     ways = [
         CudaQuantised(runtime, memory, replace(weight, rounds_inputs=rounds), None, scalar) for rounds in (True, False)
     ]
-    return Contest(*(partial(way.multiply, x, out) for way in ways))
+    return Contest(*(partial(way, x, out) for way in ways))
 
 
 def _quantised_weight(given: WeightFormat) -> QuantisedWeight:
@@ -268,7 +268,7 @@ def _compare_quantised(scalar: torch.dtype, given: WeightFormat, rows: int, runt
     weight = _quantised_weight(given)
     x = _random(1, rows, weight.num_inputs).to(scalar)
     out = torch.zeros(rows, _OUTPUTS, dtype=scalar, device=runtime.device)
-    _kernels_of(weight, scalar, runtime).multiply(x.to(runtime.device), out)
+    _kernels_of(weight, scalar, runtime)(x.to(runtime.device), out)
     return Comparison([out], [x.float() @ weight.dequantised().t()], TOLERANCE[scalar])
 
 
@@ -361,14 +361,9 @@ def _compare_mixture(scalar: torch.dtype, mixture: Mixture, rows: int, runtime: 
     columns = mixture.top_k * mixture.expert.size + (0 if mixture.shared is None else mixture.shared.size)
     out = torch.zeros(rows, _MIXTURE_HIDDEN, dtype=scalar, device=device)
     kernels = CudaMixture(runtime, MixtureMemory(device), mixture, _on_device(weights, device))
-    kernels.run(
-        x.to(device),
-        out,
-        torch.zeros(rows, mixture.top_k, dtype=torch.int32, device=device),
-        torch.zeros(rows, mixture.top_k, device=device),
-        torch.zeros(rows * columns, dtype=scalar, device=device),
-        None,
-    )
+    ids = torch.zeros(rows, mixture.top_k, dtype=torch.int32, device=device)
+    inner = torch.zeros(rows * columns, dtype=scalar, device=device)
+    kernels(x.to(device), out, MixtureRoom(ids, torch.zeros(ids.shape, device=device), inner))
     wanted = torch.zeros(rows, _MIXTURE_HIDDEN)
     torch_mixture.run_mixture(x.float(), mixture, weights, wanted)
     return Comparison([out], [wanted], TOLERANCE[scalar])

@@ -83,6 +83,20 @@ class MixtureWeights:
     latent_up: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MixtureRoom:
+    """A step's memory of one mixture for T rows.
+
+    ids [T, top_k] int32 and shares [T, top_k] float32: what the router chose. inner [T x (top_k x F + shared F)]: what
+    lies between an expert's products. num_filled: see StepBatch; what becomes of the rows behind does not matter.
+    """
+
+    ids: torch.Tensor
+    shares: torch.Tensor
+    inner: torch.Tensor
+    num_filled: torch.Tensor | None = None
+
+
 def check_weights(mixture: Mixture, weights: MixtureWeights) -> None:
     """ValueError where ``weights`` are not those of ``mixture``."""
     if mixture.latent_size is not None or mixture.num_idle:

@@ -13,8 +13,9 @@ import torch
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.feed_forward import Mixture
 from kvplan_engine.device.collectives import Collectives
+from kvplan_engine.kernels.mixture_weights import MixtureRoom
 from kvplan_engine.layers.linear import Linear
-from kvplan_engine.layers.mixture import MixtureKind, MixtureRoom, MixtureRun, make_mixture
+from kvplan_engine.layers.mixture import MixtureKind, MixtureRun, make_mixture
 from kvplan_engine.layers.projection import Projection, ProjectionKind, StoredWeight, make_projection
 
 

@@ -21,21 +21,13 @@ from kvplan_engine.kernels.cpu.mixture import PackedMixture, packs_mixture
 from kvplan_engine.kernels.cpu.structures import MixtureArgs
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.mixtures import CudaMixture, MixtureMemory, computes_mixture
-from kvplan_engine.kernels.mixture_weights import ExpertMatrices, ExpertWeights, MixtureWeights, QuantisedExperts
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureRoom:
-    """A step's memory of one mixture for T rows.
-
-    ids [T, top_k] int32 and shares [T, top_k] float32: what the router chose. inner [T x (top_k x F + shared F)]: what
-    lies between an expert's products. num_filled: see StepBatch; what becomes of the rows behind does not matter.
-    """
-
-    ids: torch.Tensor
-    shares: torch.Tensor
-    inner: torch.Tensor
-    num_filled: torch.Tensor | None = None
+from kvplan_engine.kernels.mixture_weights import (
+    ExpertMatrices,
+    ExpertWeights,
+    MixtureRoom,
+    MixtureWeights,
+    QuantisedExperts,
+)
 
 
 class MixtureRun(Protocol):
@@ -100,22 +92,6 @@ class TorchMixture:
         torch_mixture.run_mixture(x, self._mixture, self._weights, out)
 
 
-class PanelMixture:
-    """Our own kernel over weights that were packed once (csrc/cpu/mixtures/mixture.cpp)."""
-
-    launches_each_expert = False
-
-    def __init__(self, packed: PackedMixture) -> None:
-        self._packed = packed
-
-    @property
-    def layer_args(self) -> MixtureArgs:
-        return self._packed.args
-
-    def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
-        self._packed.run(x, out, room.ids, room.shares, room.inner)
-
-
 @dataclass(frozen=True, slots=True)
 class PanelMixtures:
     """The kind: float32, bfloat16 and few bits in panels, by ``kernels``."""
@@ -126,12 +102,12 @@ class PanelMixtures:
         """See MixtureKind.takes."""
         return dtype in STORAGE_CODES and packs_mixture(mixture)
 
-    def make(self, mixture: Mixture, weights: Weights, index: int) -> PanelMixture:
+    def make(self, mixture: Mixture, weights: Weights, index: int) -> PackedMixture:
         """See MixtureKind.make."""
         packed = PackedMixture(self.kernels, mixture, mixture_weights(mixture, weights, index))
         for part in ("router", "experts.up", "experts.down", "shared.up", "shared.down", "shared_gate"):
             weights.pop(f"layers.{index}.{part}.weight", None)
-        return PanelMixture(packed)
+        return packed
 
 
 def mixture_weights(mixture: Mixture, weights: Weights, index: int) -> MixtureWeights:
@@ -167,19 +143,6 @@ def _matrices(weights: Weights, name: str, count: int) -> ExpertMatrices:
     return dense.view(count, -1, dense.shape[1])
 
 
-class CudaMixtureRun:
-    """A MixtureRun: one layer's mixture on a CUDA device."""
-
-    layer_args = None
-    launches_each_expert = False
-
-    def __init__(self, kernels: CudaMixture) -> None:
-        self._kernels = kernels
-
-    def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
-        self._kernels.run(x, out, room.ids, room.shares, room.inner, room.num_filled)
-
-
 class CudaMixtures:
     """The kind: float32, float16 and bfloat16 by csrc/cuda; all layers share the memory that their kernels need."""
 
@@ -191,8 +154,6 @@ class CudaMixtures:
         """See MixtureKind.takes."""
         return not is_quantised and computes_mixture(mixture, dtype)
 
-    def make(self, mixture: Mixture, weights: Weights, index: int) -> CudaMixtureRun:
+    def make(self, mixture: Mixture, weights: Weights, index: int) -> CudaMixture:
         """See MixtureKind.make. The weights stay where they are."""
-        return CudaMixtureRun(
-            CudaMixture(self._runtime, self._memory, mixture, mixture_weights(mixture, weights, index))
-        )
+        return CudaMixture(self._runtime, self._memory, mixture, mixture_weights(mixture, weights, index))

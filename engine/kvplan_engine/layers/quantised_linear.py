@@ -14,7 +14,6 @@ from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.products.quantised import CudaQuantised
 from kvplan_engine.kernels.cuda.step_memory import StepMemory
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, rounded_inputs
-from kvplan_engine.layers.linear import PanelLinear
 from kvplan_engine.layers.projection import Projection, StoredWeight
 
 _WIDENED_BYTES = 16 * 1024**2
@@ -73,7 +72,7 @@ class StackedPanels(StackedLinear):
     __slots__ = ("layer_args",)
 
     def __init__(self, parts: list[PackedQuantised]) -> None:
-        super().__init__([(part.num_result_columns, PanelLinear(part)) for part in parts])
+        super().__init__([(part.num_result_columns, part) for part in parts])
         self.layer_args = stacked_args(parts)
 
 
@@ -93,7 +92,7 @@ class QuantisedPanels:
         follows = len(parts) == 1 and packs_activation(self.kernels, stored.activation, stored.weight.shape[0])
         activation = stored.activation if follows else None
         made = [PackedQuantised(self.kernels, part, bias, activation) for part, bias in with_biases(parts, stored.bias)]
-        return PanelLinear(made[0]) if len(made) == 1 else StackedPanels(made)
+        return made[0] if len(made) == 1 else StackedPanels(made)
 
 
 class WidenedRows:
@@ -127,24 +126,6 @@ def with_biases(
 # Quantised weights by the CUDA kernels, over the codes as they are held.
 
 
-class CudaQuantisedLinear:
-    """The product with one weight."""
-
-    __slots__ = ("_kernels",)
-    activation = None
-    layer_args = None
-
-    def __init__(self, kernels: CudaQuantised) -> None:
-        self._kernels = kernels
-
-    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        self._kernels.multiply(x, out)
-
-    def rows(self, indices: torch.Tensor, out: torch.Tensor) -> None:
-        """See Projection.rows."""
-        self._kernels.rows(indices, out)
-
-
 class CudaQuantisedWeights:
     """The kind: quantised weights by csrc/cuda, for activations of ``scalar``; all share the memory to widen in."""
 
@@ -164,5 +145,5 @@ class CudaQuantisedWeights:
                 made.append((part.num_outputs, WidenedRowsLinear(part, bias)))
                 continue
             kernels = CudaQuantised(self._runtime, self._memory, part, bias, self._scalar)
-            made.append((part.num_outputs, CudaQuantisedLinear(kernels)))
+            made.append((part.num_outputs, kernels))
         return made[0][1] if len(made) == 1 else StackedLinear(made)

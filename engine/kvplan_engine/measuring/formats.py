@@ -68,7 +68,7 @@ def _measure_codes(bench: Bench, name: str, weight: QuantisedWeight, rows: int, 
     x = torch.zeros(rows, weight.num_inputs, dtype=_BF16, device=bench.device)
     out = torch.zeros(rows, weight.num_outputs, dtype=_BF16, device=bench.device)
     shape: dict[str, object] = {"outputs": weight.num_outputs, "inputs": weight.num_inputs, "rows": rows}
-    _add(bench, name, shape, partial(kernels.multiply, x, out), weight.codes.nbytes, rate)
+    _add(bench, name, shape, partial(kernels, x, out), weight.codes.nbytes, rate)
 
 
 def _measure_experts(bench: Bench, model: str, sizes: tuple[int, int, int, int], tokens: int, rate: float) -> None:

@@ -53,9 +53,12 @@ class Decoder:
         self._embed: Embedding | None = make_embedding(model, weights, kernels, self._head)
         inputs = model.layer_inputs
         self._layer_inputs = None if inputs is None else LayerInputsPart(inputs, model, weights, kernels)
-        attention = (layer.attention for layer in self._layers)
-        self.attention_parts: list[AttentionPart] = [part for part in attention if part is not None]
         self.layer_run = kernels.make_layer_run(self._layers, final_norm, kernels.adapters)
+
+    @property
+    def attention_parts(self) -> list[AttentionPart]:
+        """Attention over keys and values of each KV head, of the layers that have it."""
+        return [layer.attention for layer in self._layers if layer.attention is not None]
 
     @property
     def launches_each_expert(self) -> bool:

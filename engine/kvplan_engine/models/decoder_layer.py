@@ -1,4 +1,4 @@
-"""The parts of one layer, ready to be applied: by the decoder's loop, or all layers' by a ``LayerRun``."""
+"""The parts of one layer, ready to be applied: by the decoder's loop, or all layers' by a ``CpuLayerRun``."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from kvplan_engine.models.residual_stream import ResidualStream
 from kvplan_engine.models.step_batch import StepSpace
 
 
-def make_mixer(mixer: Mixer, source: MixerSource, kernels: PartKernels) -> MixerPart:
+def make_mixer(mixer: Mixer, source: MixerSource) -> MixerPart:
     """The part for ``mixer``. EngineError where the kernels lack an option of it."""
     match mixer:
         case Attention():
-            return AttentionPart(mixer, source, kernels)
+            return AttentionPart(mixer, source)
         case LatentAttention():
-            return LatentPart(mixer, source, kernels)
+            return LatentPart(mixer, source)
         case State(kind="gated_delta"):
-            return GatedDeltaPart(mixer, source, kernels)
+            return GatedDeltaPart(mixer, source)
         case State(kind="kimi_delta"):
-            return KimiDeltaPart(mixer, source, kernels)
+            return KimiDeltaPart(mixer, source)
         case State(kind="mamba1"):
-            return Mamba1Part(mixer, source, kernels)
+            return Mamba1Part(mixer, source)
         case State(kind="mamba2"):
-            return Mamba2Part(mixer, source, kernels)
+            return Mamba2Part(mixer, source)
         case State(kind="short_conv"):
-            return ShortConvPart(mixer, source, kernels)
+            return ShortConvPart(mixer, source)
     raise TypeError(f"no part computes a {type(mixer).__name__}: refuse_unknown_parts comes first")
 
 
@@ -165,7 +165,7 @@ def _make_mixers(
 ) -> tuple[MixerPart, ...]:
     names = (f"layers.{index}", f"layers.{index}.second")
     return tuple(
-        make_mixer(mixer, MixerSource(weights, index, name, layer.norms, _table_of(mixer, rope_tables)), kernels)
+        make_mixer(mixer, MixerSource(weights, kernels, index, name, layer.norms, _table_of(mixer, rope_tables)))
         for mixer, name in zip(layer.mixers, names, strict=False)
     )
 

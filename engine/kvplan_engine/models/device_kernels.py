@@ -54,14 +54,14 @@ from kvplan_engine.layers.projection import ProjectionKind
 from kvplan_engine.layers.quantised_linear import CudaQuantisedWeights, QuantisedPanels, WidenedRows
 from kvplan_engine.memory.step_buffers import ATTENTION_PARTS, LORA_INNER, WIDENED
 from kvplan_engine.models.decoder_layer import DecoderLayer
-from kvplan_engine.models.one_call import CpuLayerRun, LayerRun
+from kvplan_engine.models.one_call import CpuLayerRun
 from kvplan_engine.models.part_kernels import PartKernels
 
 logger = logging.getLogger("kvplan_engine")
 
 REFERENCE = "reference"
 
-MakeLayerRun = Callable[[Sequence[DecoderLayer], Norm, "StepRows | None"], "LayerRun | None"]
+MakeLayerRun = Callable[[Sequence[DecoderLayer], Norm, StepRows | None], CpuLayerRun | None]
 
 
 def _layer_by_layer(layers: Sequence[DecoderLayer], final_norm: Norm, adapters: StepRows | None) -> None:
@@ -215,12 +215,6 @@ def compiled_cpu_kernels(kernels: CpuKernels, dtype: torch.dtype = torch.float32
     With oneDNN's products for bfloat16 where the CPU has AMX and our kernels do not use it.
     """
     attention = CpuBackend(kernels)
-
-    def make_layer_run(
-        layers: Sequence[DecoderLayer], final_norm: Norm, adapters: StepRows | None
-    ) -> CpuLayerRun | None:
-        return CpuLayerRun.of(layers, final_norm, attention, kernels, adapters)
-
     onednn = () if kernels.has_tiles else (OneDnnLinear, FewRowsLinear)
     projections = (QuantisedPanels(kernels), *onednn, Panels(kernels), Linear)
     mixtures = (PanelMixtures(kernels), TorchMixture)
@@ -233,7 +227,7 @@ def compiled_cpu_kernels(kernels: CpuKernels, dtype: torch.dtype = torch.float32
         states,
         heads,
         partial(lora.correct, kernels),
-        make_layer_run,
+        partial(CpuLayerRun.of, attention, kernels),
         name=f"cpu-{kernels.instruction_set(dtype)}",
     )
 

@@ -14,7 +14,8 @@ from kvplan_engine.description.norms import Norms
 from kvplan_engine.errors import EngineError
 from kvplan_engine.kernels.cpu.structures import MixtureArgs
 from kvplan_engine.kernels.interface import Ops
-from kvplan_engine.layers.mixture import MixtureRoom, make_mixture
+from kvplan_engine.kernels.mixture_weights import MixtureRoom
+from kvplan_engine.layers.mixture import make_mixture
 from kvplan_engine.layers.norm import Norm
 from kvplan_engine.layers.projection import FusedProjection, StoredWeight, add_or_store, make_projection
 from kvplan_engine.memory.workspace import Workspace

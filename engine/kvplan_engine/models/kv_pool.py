@@ -47,11 +47,6 @@ def places_of(layout: KvLayout, model: ModelDescription, first_layer: int = 0) -
     return list(places.values())
 
 
-def attention_in(layer: Layer) -> Attention | None:
-    """The attention over keys and values of each KV head among a layer's mixers."""
-    return next((mixer for mixer in layer.mixers if isinstance(mixer, Attention)), None)
-
-
 def keeper_in(layer: Layer) -> Attention | LatentAttention | None:
     """Which of a layer's mixers keeps something of each token."""
     return next((mixer for mixer in layer.mixers if isinstance(mixer, (Attention, LatentAttention))), None)

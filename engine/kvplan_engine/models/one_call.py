@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, Array, byref, c_double, cast, pointer
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -30,28 +29,6 @@ from kvplan_engine.models.feed_forwards import MixturePart, MlpPart
 from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.models.mixers.attention_part import AttentionPart
 from kvplan_engine.models.step_batch import KeptViews, StepBatch, StepSpace
-
-
-class LayerRun(Protocol):
-    """All layers of a model over one step."""
-
-    def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace, num_layers: int | None = None) -> None:
-        """From ``normed`` of the first norm to ``normed`` of the last; the step's K and V are in ``kv`` afterwards.
-
-        With ``batch.sampled_attention`` the last norm's rows are those of ``batch.sampled_rows``. num_layers: so many
-        of the first layers alone; ``normed`` is then what the next one would read.
-        IndexError where the batch does not fit the pool or the rotary table.
-        """
-        ...
-
-    def time_operations(self) -> None:
-        """Add up from now on how long each operation takes: one reading of a clock for each."""
-        ...
-
-    def operation_seconds(self) -> Mapping[str, float]:
-        """Time of each operation over all layers and steps since time_operations(); {} before."""
-        ...
-
 
 # Layers as the CPU kernels' call takes them, and which it takes.
 
@@ -181,7 +158,10 @@ def set_places(layers: Array[LayerArgs], parts: Sequence[AttentionPart], kv: KvP
 
 
 class CpuLayerRun:
-    """The layers' weights as the CPU kernels take them. Holds addresses: the layers must outlive it."""
+    """All layers over one step, their weights as the CPU kernels take them. Holds addresses: layers must outlive it.
+
+    adapters: which rows of a step the products are corrected for.
+    """
 
     def __init__(
         self,
@@ -196,9 +176,7 @@ class CpuLayerRun:
         self._parts: list[AttentionPart] = [layer.attention for layer in layers if layer.attention is not None]
         mixtures = (layer.feed_forward for layer in layers)
         self._mixture = next((part for part in mixtures if isinstance(part, MixturePart)), None)
-        self._pool: Callable[[], KvPool | None] = lambda: (
-            None
-        )  # not kept: its memory is given back before a new one is had
+        self._pool: Callable[[], KvPool | None] = lambda: None  # not kept: its memory goes before a new one is had
         self._places: list[LayerPlace] = []
         self._seconds: Array[c_double] | None = None
         self._repeated: tuple[weakref.ref[KeptViews], LayersArgs] | None = None
@@ -206,21 +184,23 @@ class CpuLayerRun:
     @classmethod
     def of(
         cls,
-        layers: Sequence[DecoderLayer],
-        final_norm: Norm,
         attention: CpuBackend,
         kernels: CpuKernels,
+        layers: Sequence[DecoderLayer],
+        final_norm: Norm,
         adapters: StepRows | None = None,
     ) -> CpuLayerRun | None:
-        """One call for all ``layers``, or None where the kernels lack a part of them.
-
-        adapters: which rows of a step the products are corrected for.
-        """
+        """One call for all ``layers``, or None where the kernels lack a part of them."""
         args = all_layer_args(layers, final_norm)
         return None if args is None else cls(layers, args, attention, kernels, adapters)
 
     def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace, num_layers: int | None = None) -> None:
-        """See LayerRun.__call__."""
+        """From ``normed`` of the first norm to ``normed`` of the last; the step's K and V are in ``kv`` afterwards.
+
+        With ``batch.sampled_attention`` the last norm's rows are those of ``batch.sampled_rows``. num_layers: so many
+        of the first layers alone; ``normed`` is then what the next one would read.
+        IndexError where the batch does not fit the pool or the rotary table.
+        """
         if kv is not self._pool():
             self._pool, self._places = weakref.ref(kv), set_places(self._layers, self._parts, kv)
             self._repeated = None
@@ -271,11 +251,11 @@ class CpuLayerRun:
         return (LayerPlaceArgs * len(self._places))(*args)
 
     def time_operations(self) -> None:
-        """See LayerRun.time_operations."""
+        """Add up from now on how long each operation takes: one reading of a clock for each."""
         self._seconds, self._repeated = (c_double * len(LAYER_OPERATIONS))(), None
 
     def operation_seconds(self) -> Mapping[str, float]:
-        """See LayerRun.operation_seconds."""
+        """Time of each operation over all layers and steps since time_operations(); {} before."""
         return {} if self._seconds is None else dict(zip(LAYER_OPERATIONS, self._seconds, strict=True))
 
 

@@ -42,7 +42,6 @@ class StageDecoder(Decoder):
         if stage.is_first:
             table = make_head(model, weights, kernels) if model.tie_word_embeddings else None
             self._embed = make_embedding(model, weights, kernels, table)
-        self.attention_parts = [layer.attention for layer in self._layers if layer.attention is not None]
 
     def forward(self, batch: StepBatch, kv: KvPool, workspace: Workspace) -> torch.Tensor:
         """Compute as Decoder.forward does on the first of all ranks; what others return means nothing."""
@@ -99,7 +98,6 @@ class JoinedDecoder(Decoder):
         self._layers = make_layers(model, weights, kernels, owners or range(model.num_layers))
         self._final_norm = final_norm = make_final_norm(model, weights, kernels)
         self._embed, self._head = target._embed, target._head
-        self.attention_parts = [layer.attention for layer in self._layers if layer.attention is not None]
         self.layer_run = kernels.make_layer_run(self._layers, final_norm, kernels.adapters)
 
     def predict(

@@ -14,8 +14,7 @@ from kvplan_engine.requests.request import Sequence
 #     disk         seconds per file + block bytes / disk bandwidth
 #
 # Nothing here depends on the context. Attention's growing share makes recomputing more expensive than this, so the
-# model
-# errs on the side of recomputing. Where the engine has measured a figure, it replaces the constant.
+# model errs on the side of recomputing. Where the engine has measured a figure, it replaces the constant.
 
 
 # About what one core of a server CPU of the last ten years copies; a PCIe 4.0 x16 link moves about twice as much.

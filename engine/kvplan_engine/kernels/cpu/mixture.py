@@ -16,6 +16,7 @@ from kvplan_engine.kernels.cpu.structures import ExpertsArgs, MixtureArgs, Route
 from kvplan_engine.kernels.mixture_weights import (
     ExpertMatrices,
     ExpertWeights,
+    MixtureRoom,
     MixtureWeights,
     check_mixture_rows,
     check_weights,
@@ -95,7 +96,9 @@ class _PackedMatrices:
 
 
 class PackedMixture:
-    """A mixture in panels, float32 or bfloat16: what chooses the experts, these, and the shared one."""
+    """A mixture in panels, float32 or bfloat16: what chooses the experts, these, the shared one. A ``MixtureRun``."""
+
+    launches_each_expert = False
 
     def __init__(self, kernels: CpuKernels, mixture: Mixture, weights: MixtureWeights) -> None:
         check_weights(mixture, weights)
@@ -111,7 +114,7 @@ class PackedMixture:
         self._router = _pack(kernels, rows.unsqueeze(0), 0)
         self._router_bias = _with_gate(weights.router_bias, weights.shared_gate)
         self._correction = None if weights.correction is None else weights.correction.float()
-        self.args = MixtureArgs(
+        self.layer_args = MixtureArgs(
             router=self._router_args(),
             experts=self._experts.args,
             shared=ExpertsArgs() if self._shared is None else self._shared.args,
@@ -149,16 +152,15 @@ class PackedMixture:
         args = self._with_rows(x, ids, weights)
         self._raise_for(self._kernels.route(byref(args), torch.get_num_threads()))
 
-    def run(
-        self, x: torch.Tensor, out: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, inner: torch.Tensor
-    ) -> None:
-        """out [T, H] of x [T, H]. ids, weights: as in ``choose``; inner: contiguous, T * num_inner_columns elements."""
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
+        """out [T, H] of x [T, H]. The room's ``inner`` is contiguous, T * num_inner_columns elements."""
+        inner = room.inner
         check_mixture_rows(x, out, self._hidden, self.dtype)
         if inner.numel() < x.shape[0] * self.num_inner_columns or not inner.is_contiguous():
             raise ValueError(
                 f"inner is {tuple(inner.shape)}, wanted {self.num_inner_columns} for each of {len(x)} rows"
             )
-        args = self._with_rows(x, ids, weights)
+        args = self._with_rows(x, room.ids, room.shares)
         args.out, args.out_stride, args.inner = out.data_ptr(), out.stride(0), inner.data_ptr()
         self._raise_for(self._kernels.run_mixture(byref(args), torch.get_num_threads()))
 
@@ -168,7 +170,7 @@ class PackedMixture:
             check_rows(name, tensor, shape, dtype)
             if not tensor.is_contiguous():
                 raise ValueError(f"{name} is not contiguous")
-        args = self.args
+        args = self.layer_args
         args.x, args.x_stride, args.rows = x.data_ptr(), x.stride(0), x.shape[0]
         args.expert_ids, args.expert_weights = ids.data_ptr(), weights.data_ptr()
         return args

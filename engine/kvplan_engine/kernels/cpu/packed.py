@@ -36,10 +36,10 @@ def packs_activation(kernels: CpuKernels, activation: str | None, num_outputs: i
 class PackedWeight:
     """A weight [num_outputs, num_inputs] in panels, float32 or bfloat16, with its bias and what follows the product.
 
-    The published weight may be freed: ``rows`` returns its rows.
+    A ``Projection`` of ``layers``. The published weight may be freed: ``rows`` returns its rows.
     """
 
-    __slots__ = ("_bias", "_kernels", "_num_inputs", "_num_outputs", "_packed", "activation", "args", "dtype")
+    __slots__ = ("_bias", "_kernels", "_num_inputs", "_num_outputs", "_packed", "activation", "dtype", "layer_args")
 
     def __init__(
         self, kernels: CpuKernels, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None
@@ -63,7 +63,7 @@ class PackedWeight:
             *(weight.data_ptr(), self._packed.data_ptr(), self._num_inputs, self._num_outputs),
             *(gated, code, torch.get_num_threads()),
         )
-        self.args = PackedLinearArgs(
+        self.layer_args = PackedLinearArgs(
             packed=self._packed.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
             inputs=self._num_inputs,
@@ -76,12 +76,12 @@ class PackedWeight:
     def num_result_columns(self) -> int:
         return self._num_outputs // 2 if is_gated(self.activation) else self._num_outputs
 
-    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, num_result_columns] = activation(x [T, num_inputs] @ weight.T + bias); both may be row-strided."""
         rows = x.shape[0]
         check_rows("x", x, (rows, self._num_inputs), self.dtype)
         check_rows("out", out, (rows, self.num_result_columns), self.dtype)
-        args = self.args
+        args = self.layer_args
         args.x, args.out = x.data_ptr(), out.data_ptr()
         args.x_stride, args.out_stride, args.rows = x.stride(0), out.stride(0), rows
         self._kernels.multiply_packed(byref(args), torch.get_num_threads())

@@ -60,7 +60,7 @@ def pack_in_panels(
 class PackedQuantised:
     """A ``weight`` in panels, with its bias (of x's dtype) and what follows the product. The weight may be freed."""
 
-    __slots__ = ("_bias", "_format", "_kernels", "_packed", "_shape", "activation", "args")
+    __slots__ = ("_bias", "_format", "_kernels", "_packed", "_shape", "activation", "layer_args")
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class PackedQuantised:
         if gated and not packs_gated(kernels, outputs):
             raise ValueError(f"{outputs} outputs do not make whole panels of gate and up")
         self._packed = pack_in_panels(kernels, self._format, [weight], gated=gated)
-        self.args = PackedLinearArgs(
+        self.layer_args = PackedLinearArgs(
             packed=self._packed.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
             inputs=inputs,
@@ -89,14 +89,14 @@ class PackedQuantised:
     def num_result_columns(self) -> int:
         return self._shape[0] // 2 if is_gated(self.activation) else self._shape[0]
 
-    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, num_result_columns] = activation(x [T, num_inputs] @ weight.T + bias), float32 or bfloat16."""
         rows = x.shape[0]
         check_rows("x", x, (rows, self._shape[1]), out.dtype)
         check_rows("out", out, (rows, self.num_result_columns), x.dtype)
         if self._bias is not None and self._bias.dtype is not x.dtype:
             raise ValueError(f"bias is {self._bias.dtype}, x is {x.dtype}")
-        args = self.args
+        args = self.layer_args
         args.x, args.out, args.storage = x.data_ptr(), out.data_ptr(), STORAGE_CODES[x.dtype]
         args.x_stride, args.out_stride, args.rows = x.stride(0), out.stride(0), rows
         self._kernels.multiply_packed(byref(args), torch.get_num_threads())
@@ -119,7 +119,7 @@ def stacked_args(parts: Sequence[PackedQuantised]) -> PackedLinearArgs:
     """One product of all ``parts``' rows, below each other, for parts without activation. Valid while they are."""
     following: PackedLinearArgs | None = None
     for part in reversed(parts):
-        args = PackedLinearArgs.from_buffer_copy(part.args)
+        args = PackedLinearArgs.from_buffer_copy(part.layer_args)
         args.next = None if following is None else pointer(following)
         following = args
     assert following is not None, "a product has parts"

@@ -7,7 +7,7 @@ from ctypes import byref
 import torch
 from torch import Tensor
 
-from kvplan_engine.kernels.arguments import check_rows, check_vector
+from kvplan_engine.kernels.arguments import check_rows
 from kvplan_engine.kernels.cpu.library import STATUS_OK, STORAGE_CODES, CpuKernels
 from kvplan_engine.kernels.cpu.structures import (
     ConvolutionArgs,
@@ -26,6 +26,8 @@ from kvplan_engine.kernels.states.operations import (
     Mamba2,
     ScanInputs,
     TorchStates,
+    check_delta,
+    check_scan,
 )
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
 
@@ -63,10 +65,10 @@ class CpuStates:
             self._definition.scan_mamba1(inputs, out, mamba, rows, step)
             return
         channels, columns = mamba.decay.shape
+        check_scan(inputs, out, mamba, out.shape[0], (channels, channels, columns))
         args = Mamba1Args(
             _state_args(rows, step),
-            *_scan_addresses(inputs, out, (channels, channels, columns)),
-            *_weights(mamba.decay, mamba.skip, mamba.step_bias),
+            *_scan_addresses(inputs, out, mamba),
             STORAGE_CODES[out.dtype],
         )
         _raise_for(self._kernels.scan_mamba1(byref(args), torch.get_num_threads()), step)
@@ -77,10 +79,11 @@ class CpuStates:
             self._definition.scan_mamba2(inputs, out, mamba, rows, step)
             return
         heads = mamba.num_heads
+        widths = (heads * mamba.num_rows, heads, mamba.num_groups * rows.row_elements)
+        check_scan(inputs, out, mamba, out.shape[0], widths)
         args = Mamba2Args(
             _state_args(rows, step),
-            *_scan_addresses(inputs, out, (heads * mamba.num_rows, heads, mamba.num_groups * rows.row_elements)),
-            *_weights(mamba.decay, mamba.skip, mamba.step_bias),
+            *_scan_addresses(inputs, out, mamba),
             *(mamba.least_step, mamba.most_step),
             *(heads, mamba.num_rows, mamba.num_groups, STORAGE_CODES[out.dtype]),
         )
@@ -111,7 +114,7 @@ class CpuStates:
         if not (_are_stored(tokens.value.dtype, rows.dtype) and rule.key_size <= MOST_KEY_SIZE):
             self._definition.delta_rule(rule, tokens, rows, step)
             return
-        _check_delta(rule, tokens, step.num_tokens)
+        check_delta(rule, tokens, step.num_tokens)
         of_tokens = (tokens.query, tokens.key, tokens.value, tokens.out, tokens.decay, tokens.strength)
         args = DeltaRuleArgs(
             _state_args(rows, step),
@@ -132,37 +135,11 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _scan_addresses(inputs: ScanInputs, out: Tensor, widths: tuple[int, int, int]) -> tuple[int, ...]:
-    """Addresses, then strides, of a recurrence's tensors, which are checked. widths: of x, of the steps, of B and C."""
-    x, steps, shared = widths
-    named = {"x": (inputs.x, x), "steps": (inputs.steps, steps), "b": (inputs.b, shared), "c": (inputs.c, shared)}
-    for name, (tensor, width) in (named | {"out": (out, x)}).items():
-        check_rows(name, tensor, (out.shape[0], width), out.dtype)
+def _scan_addresses(inputs: ScanInputs, out: Tensor, mamba: Mamba1 | Mamba2) -> tuple[int, ...]:
+    """Addresses, then strides, of a recurrence's tensors, then addresses of its weights."""
     rows = (inputs.x, inputs.steps, inputs.b, inputs.c, out)
-    return (*(tensor.data_ptr() for tensor in rows), *(tensor.stride(0) for tensor in rows))
-
-
-def _weights(*weights: Tensor) -> tuple[int, ...]:
-    for weight in weights:
-        if weight.dtype is not torch.float32 or not weight.is_contiguous():
-            raise ValueError(f"a recurrence's weights are contiguous and float32, not {weight.dtype}")
-    return tuple(weight.data_ptr() for weight in weights)
-
-
-def _check_delta(rule: DeltaRule, tokens: DeltaTokens, num_tokens: int) -> None:
-    dtype = tokens.value.dtype
-    keys, values = rule.key_heads * rule.key_size, rule.num_heads * rule.value_size
-    for name, columns in (("query", keys), ("key", keys), ("value", values), ("out", values)):
-        check_rows(name, getattr(tokens, name), (num_tokens, columns), dtype)
-    check_vector("rate", rule.rate, rule.num_heads, torch.float32)
-    if (rule.decay_bias is None) != (tokens.decay is None):
-        raise ValueError("decays of tokens come with a bias, and fixed ones without")
-    if rule.decay_bias is not None and tokens.decay is not None:
-        columns = rule.num_heads * (rule.key_size if rule.has_element_decays else 1)
-        check_vector("decay_bias", rule.decay_bias, columns, torch.float32)
-        check_rows("decay", tokens.decay, (num_tokens, columns), dtype)
-    if tokens.strength is not None:
-        check_rows("strength", tokens.strength, (num_tokens, rule.num_heads), dtype)
+    weights = (mamba.decay, mamba.skip, mamba.step_bias)
+    return (*(each.data_ptr() for each in rows), *(each.stride(0) for each in rows), *(w.data_ptr() for w in weights))
 
 
 def _state_args(rows: StateRows, step: StateStep) -> StateArgs:

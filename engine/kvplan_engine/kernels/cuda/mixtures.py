@@ -10,6 +10,7 @@ down        the second one, for as many outputs at a time as there is room for, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -19,7 +20,13 @@ from kvplan_engine.kernels.cuda.launching.families import MIXTURE_LARGE, MIXTURE
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime, DeviceProperties
 from kvplan_engine.kernels.cuda.launching.variants import SCALAR_NAMES, KernelVariant, variant
 from kvplan_engine.kernels.cuda.params import ProductParams, RouteParams, SortParams, SumParams
-from kvplan_engine.kernels.mixture_weights import MixtureWeights, check_mixture_rows, check_weights, dense_matrices
+from kvplan_engine.kernels.mixture_weights import (
+    MixtureRoom,
+    MixtureWeights,
+    check_mixture_rows,
+    check_weights,
+    dense_matrices,
+)
 
 # How a mixture's products are compiled and launched for its sizes on a device: pure arithmetic.
 
@@ -290,12 +297,14 @@ class _ExpertChoice:
 
 @dataclass(slots=True)
 class CudaMixture:
-    """One layer's mixture. ``runtime`` is the device, or the emulation in tests."""
+    """One layer's mixture, a ``MixtureRun`` of ``layers``. ``runtime`` is the device, or the emulation in tests."""
 
     runtime: CudaRuntime
     memory: MixtureMemory
     mixture: Mixture
     weights: MixtureWeights
+    layer_args: ClassVar[None] = None
+    launches_each_expert: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_weights(self.mixture, self.weights)
@@ -305,27 +314,19 @@ class CudaMixture:
         if self._hidden * self._scalar.itemsize % VECTOR_BYTES:
             raise ValueError(f"a hidden size of {self._hidden} is not made of whole vectors")
 
-    def run(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        ids: torch.Tensor,
-        shares: torch.Tensor,
-        inner: torch.Tensor,
-        num_filled: torch.Tensor | None = None,
-    ) -> None:
-        """out [T, H] = the mixture of x [T, H]; ids, shares [T, top_k], inner and num_filled as in MixtureRoom."""
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, room: MixtureRoom) -> None:
+        """out [T, H] = the mixture of x [T, H]; not the same memory."""
         check_mixture_rows(x, out, self._hidden, self._scalar)
         if not rows_are_aligned(x):
             raise ValueError("x's rows do not start at multiples of 16 bytes")
         num_rows = x.shape[0]
         if num_rows == 0:
             return
-        choice = _ExpertChoice(ids, shares, self.memory.take("shared_shares", num_rows, torch.float32))
-        self._route(x, choice, num_filled)
+        choice = _ExpertChoice(room.ids, room.shares, self.memory.take("shared_shares", num_rows, torch.float32))
+        self._route(x, choice, room.num_filled)
         work = self._sort(choice, num_rows)
-        self._first_products(x, inner, work)
-        self._second_products(out, inner, work, choice)
+        self._first_products(x, room.inner, work)
+        self._second_products(out, room.inner, work, choice)
 
     @property
     def _hidden(self) -> int:

@@ -27,6 +27,8 @@ from kvplan_engine.kernels.states.operations import (
     Mamba1,
     Mamba2,
     ScanInputs,
+    check_delta,
+    check_scan,
 )
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
 
@@ -137,7 +139,7 @@ class CudaStates:
 
     def delta_rule(self, rule: DeltaRule, tokens: DeltaTokens, rows: StateRows, step: StateStep) -> None:
         """See StateOps.delta_rule."""
-        _check_tokens(rule, tokens, step.num_tokens)
+        check_delta(rule, tokens, step.num_tokens)
         _check_state(rows, rule.num_heads * rule.value_size, rule.key_size)
         names = ("query", "key", "value", "out", "decay", "strength")
         given = {name: getattr(tokens, name) for name in names}
@@ -159,7 +161,7 @@ class CudaStates:
     def scan_mamba1(self, inputs: ScanInputs, out: Tensor, mamba: Mamba1, rows: StateRows, step: StateStep) -> None:
         """See StateOps.scan_mamba1."""
         channels, size = mamba.decay.shape
-        _check_scan(inputs, out, step.num_tokens, (channels, channels, size))
+        check_scan(inputs, out, mamba, step.num_tokens, (channels, channels, size))
         _check_state(rows, channels, size)
         params = Mamba1Params(
             state=_place(rows, step), **_scanned(inputs, out), **_recurrence(mamba), channels=channels
@@ -171,7 +173,7 @@ class CudaStates:
         """See StateOps.scan_mamba2."""
         heads, size = mamba.num_heads, rows.row_elements
         widths = (heads * mamba.num_rows, heads, mamba.num_groups * size)
-        _check_scan(inputs, out, step.num_tokens, widths)
+        check_scan(inputs, out, mamba, step.num_tokens, widths)
         _check_state(rows, heads * mamba.num_rows, size)
         params = Mamba2Params(
             state=_place(rows, step),
@@ -233,40 +235,9 @@ def _scanned(inputs: ScanInputs, out: Tensor) -> dict[str, int]:
 
 
 def _recurrence(mamba: Mamba1 | Mamba2) -> dict[str, int]:
-    weights = {"decay": mamba.decay, "skip": mamba.skip, "step_bias": mamba.step_bias}
-    for name, weight in weights.items():
-        if weight.dtype is not torch.float32 or not weight.is_contiguous():
-            raise ValueError(f"{name} is {weight.dtype} with strides {weight.stride()}, wanted contiguous float32")
-    return {name: weight.data_ptr() for name, weight in weights.items()}
-
-
-# ---- checks
+    return {name: getattr(mamba, name).data_ptr() for name in ("decay", "skip", "step_bias")}
 
 
 def _check_state(rows: StateRows, num_rows: int, row_elements: int) -> None:
     if (rows.num_rows, rows.row_elements) != (num_rows, row_elements):
         raise ValueError(f"a state of {rows.num_rows} x {rows.row_elements}, wanted {num_rows} x {row_elements}")
-
-
-def _check_scan(inputs: ScanInputs, out: Tensor, num_tokens: int, widths: tuple[int, int, int]) -> None:
-    """widths: of x, of the steps, of B and C."""
-    x, steps, shared = widths
-    named = {"x": (inputs.x, x), "out": (out, x), "steps": (inputs.steps, steps)}
-    for name, (tensor, width) in (named | {"b": (inputs.b, shared), "c": (inputs.c, shared)}).items():
-        check_rows(name, tensor, (num_tokens, width), out.dtype)
-
-
-def _check_tokens(rule: DeltaRule, tokens: DeltaTokens, num_tokens: int) -> None:
-    dtype, heads = tokens.value.dtype, rule.num_heads
-    keys, values = rule.key_heads * rule.key_size, heads * rule.value_size
-    widths = {"query": keys, "key": keys, "value": values, "out": values}
-    if (rule.decay_bias is None) != (tokens.decay is None):
-        raise ValueError("decays of tokens come with a bias, and fixed ones without")
-    if rule.decay_bias is not None:
-        widths["decay"] = heads * (rule.key_size if rule.has_element_decays else 1)
-        check_vector("decay_bias", rule.decay_bias, widths["decay"], torch.float32)
-    if tokens.strength is not None:
-        widths["strength"] = heads
-    for name, width in widths.items():
-        check_rows(name, getattr(tokens, name), (num_tokens, width), dtype)
-    check_vector("rate", rule.rate, heads, torch.float32)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kvplan_engine.kernels.arguments import check_rows, check_vector
 from kvplan_engine.kernels.states.rows import StateRows, StateStep
 
 _LEAST_SQUARE = 1e-6  # added to the sum of squares that a query or key is divided by the root of
@@ -150,6 +151,39 @@ class Gating:
     num_groups: int = 1
     norm_first: bool = False
     activation: Literal["silu", "sigmoid"] = "silu"
+
+
+# What the kernels ask of these on any device, as ``kernels.arguments`` has it: ValueError before anything runs.
+
+
+def check_delta(rule: DeltaRule, tokens: DeltaTokens, num_tokens: int) -> None:
+    """The arguments of ``StateOps.delta_rule``."""
+    dtype, heads = tokens.value.dtype, rule.num_heads
+    keys, values = rule.key_heads * rule.key_size, heads * rule.value_size
+    widths = {"query": keys, "key": keys, "value": values, "out": values}
+    if (rule.decay_bias is None) != (tokens.decay is None):
+        raise ValueError("decays of tokens come with a bias, and fixed ones without")
+    if rule.decay_bias is not None:
+        widths["decay"] = heads * (rule.key_size if rule.has_element_decays else 1)
+        check_vector("decay_bias", rule.decay_bias, widths["decay"], torch.float32)
+    if tokens.strength is not None:
+        widths["strength"] = heads
+    for name, width in widths.items():
+        check_rows(name, getattr(tokens, name), (num_tokens, width), dtype)
+    check_vector("rate", rule.rate, heads, torch.float32)
+
+
+def check_scan(
+    inputs: ScanInputs, out: Tensor, mamba: Mamba1 | Mamba2, num_tokens: int, widths: tuple[int, int, int]
+) -> None:
+    """The arguments of ``StateOps.scan_mamba1`` and ``scan_mamba2``. widths: of x, of the steps, of B and C."""
+    x, steps, shared = widths
+    named = {"x": (inputs.x, x), "out": (out, x), "steps": (inputs.steps, steps)}
+    for name, (tensor, width) in (named | {"b": (inputs.b, shared), "c": (inputs.c, shared)}).items():
+        check_rows(name, tensor, (num_tokens, width), out.dtype)
+    for weight in (mamba.decay, mamba.skip, mamba.step_bias):
+        if weight.dtype is not torch.float32 or not weight.is_contiguous():
+            raise ValueError(f"a recurrence's weights are contiguous and float32, not {weight.dtype}")
 
 
 class StateOps(Protocol):

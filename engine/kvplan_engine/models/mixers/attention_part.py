@@ -15,9 +15,8 @@ from kvplan_engine.attention.backend import (
 from kvplan_engine.description.mixers import Attention
 from kvplan_engine.description.norms import NormKind
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.layers.projection import StoredWeight, add_or_store, make_projection
-from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
-from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.layers.projection import add_or_store
+from kvplan_engine.models.mixers.mixer_part import MixerPart, MixerSource
 from kvplan_engine.models.step_batch import StepSpace
 
 # The gate of attention's output before its projection: times sigmoid or softplus of the gate, per element or head.
@@ -26,11 +25,11 @@ from kvplan_engine.models.step_batch import StepSpace
 class AttentionGate:
     """Projected from the layer's input; its memory is that of the queries, which attention has read by then."""
 
-    def __init__(self, attention: Attention, source: MixerSource, kernels: PartKernels) -> None:
+    def __init__(self, attention: Attention, source: MixerSource) -> None:
         self._num_columns = attention.num_heads if attention.gate == "head" else attention.output_size
         self._num_heads, self._activation = attention.num_heads, attention.gate_activation
         assert self._num_columns <= attention.qkv_size, "no room for a gate"
-        self._project = make_projection(kernels.projections, StoredWeight(source.weights, f"{source.name}.gate"))
+        self._project = source.projection("gate")
 
     def __call__(self, normed: torch.Tensor, attended: torch.Tensor, step: StepSpace) -> None:
         """attended [T, hq d] times the activated gate of normed [T, H], in place."""
@@ -44,19 +43,14 @@ class AttentionGate:
         attended.view(num_tokens, self._num_heads, -1).mul_(gate.view(num_tokens, self._num_heads, -1))
 
 
-def make_gate(attention: Attention, source: MixerSource, kernels: PartKernels) -> AttentionGate | None:
-    """None where attention has no gate."""
-    return None if attention.gate == "none" else AttentionGate(attention, source, kernels)
-
-
-class AttentionPart(OfLayer):
+class AttentionPart(MixerPart):
     """Projections, norms of heads, rotation, and paged attention of one layer.
 
     EngineError where the attention backend lacks an option of this attention.
     """
 
-    def __init__(self, attention: Attention, source: MixerSource, kernels: PartKernels) -> None:
-        weights, name, norms = source.weights, source.name, source.norms
+    def __init__(self, attention: Attention, source: MixerSource) -> None:
+        weights, name, norms, kernels = source.weights, source.name, source.norms, source.kernels
         self.description, self.rope_table = attention, source.rope_table
         slopes = _slopes(attention, next(iter(weights.values())).device) if attention.alibi else None
         sinks = weights[f"{name}.sinks"].float() if attention.sinks else None
@@ -65,9 +59,8 @@ class AttentionPart(OfLayer):
         )
         refuse_missing_options(kernels.attention, self.options)
         self.index, self._backend, self._ops = source.index, kernels.attention, kernels.ops
-        self.qkv = make_projection(kernels.projections, StoredWeight(weights, f"{name}.qkv"))
-        self.output = make_projection(kernels.projections, StoredWeight(weights, f"{name}.output"))
-        self._gate = make_gate(attention, source, kernels)
+        self.qkv, self.output = source.projection("qkv"), source.projection("output")
+        self._gate = None if attention.gate == "none" else AttentionGate(attention, source)
         kind = attention.head_norm_kind or norms.kind
         width = attention.key_size
 

@@ -6,26 +6,23 @@ import torch
 
 from kvplan_engine.description.mixers import State
 from kvplan_engine.kernels.states.operations import DeltaRule, DeltaTokens, Gating, make_convolution
-from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
-from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
-from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.mixers.mixer_part import MixerPart, MixerSource
 from kvplan_engine.models.step_batch import StepSpace
 
 
-class DeltaPart(OfLayer):
+class DeltaPart(MixerPart):
     """What both have in common: queries, keys and values go through a convolution, the delta rule, and a gated norm.
 
     All of it happens in place, in the columns that the first products wrote; a kind says how it comes by its decays,
     strengths and gates.
     """
 
-    def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
+    def __init__(self, state: State, source: MixerSource) -> None:
         weights, name = source.weights, source.name
-        self.index, self._ops = source.index, kernels.states
-        self._source, self._kinds = source, kernels.projections
+        self.index, self._ops = source.index, source.kernels.states
         heads, value_size, key_size = state.recurrent_shape
         self._keys, self._values = state.key_heads * key_size, heads * value_size
-        self._out = self._projection("out")
+        self._out = source.projection("out")
         self._convolution = make_convolution(weights[f"{name}.conv.weight"])
         self._rule = DeltaRule(
             *(heads, state.key_heads, key_size, value_size),
@@ -37,9 +34,6 @@ class DeltaPart(OfLayer):
         eps = source.norms.eps if state.norm_eps is None else state.norm_eps
         weight, is_kimi = weights[f"{name}.gated_norm.weight"], state.kind == "kimi_delta"
         self._gating = Gating(weight, eps, heads, norm_first=True, activation="sigmoid" if is_kimi else "silu")
-
-    def _projection(self, part: str) -> Projection:
-        return make_projection(self._kinds, StoredWeight(self._source.weights, f"{self._source.name}.{part}"))
 
     def _run(
         self,
@@ -63,9 +57,9 @@ class DeltaPart(OfLayer):
 class GatedDeltaPart(DeltaPart):
     """One product for queries, keys, values and gates, one for a decay and a strength of each head."""
 
-    def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
-        super().__init__(state, source, kernels)
-        self._in, self._rates = self._projection("in"), self._projection("decay_and_strength")
+    def __init__(self, state: State, source: MixerSource) -> None:
+        super().__init__(state, source)
+        self._in, self._rates = source.projection("in"), source.projection("decay_and_strength")
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""
@@ -81,12 +75,12 @@ class GatedDeltaPart(DeltaPart):
 class KimiDeltaPart(DeltaPart):
     """A decay of each element of a key, and gates; both come through matrices of low rank."""
 
-    def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
-        super().__init__(state, source, kernels)
-        self._qkv, self._strength = self._projection("qkv"), self._projection("strength")
+    def __init__(self, state: State, source: MixerSource) -> None:
+        super().__init__(state, source)
+        self._qkv, self._strength = source.projection("qkv"), source.projection("strength")
         self._rank = state.rank
         self._down_up = {
-            name: (self._projection(f"{name}_down"), self._projection(f"{name}_up")) for name in ("decay", "gate")
+            name: (source.projection(f"{name}_down"), source.projection(f"{name}_up")) for name in ("decay", "gate")
         }
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
@@ -105,14 +99,13 @@ class KimiDeltaPart(DeltaPart):
 # One layer's short convolution (LFM2): between two gates.
 
 
-class ShortConvPart(OfLayer):
+class ShortConvPart(MixerPart):
     """Projections and convolution of layer ``index``. projected [T, 3 H]: gates before and behind, and the input."""
 
-    def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
+    def __init__(self, state: State, source: MixerSource) -> None:
         weights, name = source.weights, source.name
-        self.index, self._ops = source.index, kernels.states
-        self._in = make_projection(kernels.projections, StoredWeight(weights, f"{name}.in"))
-        self._out = make_projection(kernels.projections, StoredWeight(weights, f"{name}.out"))
+        self.index, self._ops = source.index, source.kernels.states
+        self._in, self._out = source.projection("in"), source.projection("out")
         conv, bias = weights[f"{name}.conv.weight"], weights.get(f"{name}.conv.bias")
         self._convolution = make_convolution(conv, bias, silu=False)
 

@@ -24,11 +24,9 @@ from kvplan_engine.description.mixers import Indexer, LatentAttention
 from kvplan_engine.errors import EngineError
 from kvplan_engine.layers.head_products import HeadProducts, make_head_products
 from kvplan_engine.layers.norm import Norm
-from kvplan_engine.layers.projection import Projection, StoredWeight, make_projection
 from kvplan_engine.memory.breakdown import CHOSEN
 from kvplan_engine.models.mixers.attention_part import growth
-from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
-from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.mixers.mixer_part import MixerPart, MixerSource
 from kvplan_engine.models.step_batch import StepSpace
 
 # The index of sparse latent attention (DeepSeek V3.2): one small key per token, by which each query chooses tokens.
@@ -41,16 +39,13 @@ _EPSILON = 1e-6
 class IndexPart:
     """Queries from the query's latent, a key and a weight of each head from the layer's input."""
 
-    def __init__(self, indexer: Indexer, source: MixerSource, kernels: PartKernels) -> None:
+    def __init__(self, indexer: Indexer, source: MixerSource) -> None:
         self._indexer, self._rope_table = indexer, source.rope_table
-        self._ops, self._backend = kernels.ops, kernels.attention
-
-        def projection(part: str) -> Projection:
-            return make_projection(kernels.projections, StoredWeight(source.weights, f"{source.name}.indexer.{part}"))
-
-        self._query, self._key = projection("query"), projection("key")
-        self._head_weights = projection("head_weights")
-        self._key_norm = Norm(source.weights, f"{source.name}.indexer.key_norm", "layer", _EPSILON, kernels.ops)
+        self._ops, self._backend = source.kernels.ops, source.kernels.attention
+        self._query, self._key, self._head_weights = (
+            source.projection(f"indexer.{part}") for part in ("query", "key", "head_weights")
+        )
+        self._key_norm = Norm(source.weights, f"{source.name}.indexer.key_norm", "layer", _EPSILON, self._ops)
 
     def __call__(
         self, layer: int, normed: torch.Tensor, query_latent: torch.Tensor, step: StepSpace, room: torch.Tensor
@@ -100,22 +95,20 @@ def refuse_choice(backend: AttentionBackend) -> None:
         )
 
 
-class LatentPart(OfLayer):
+class LatentPart(MixerPart):
     """Queries by way of a latent of their own or directly, the row that is kept, and attention over such rows.
 
     EngineError where the attention backend takes no values that are parts of the keys.
     """
 
-    def __init__(self, attention: LatentAttention, source: MixerSource, kernels: PartKernels) -> None:
+    def __init__(self, attention: LatentAttention, source: MixerSource) -> None:
+        kernels, projection = source.kernels, source.projection
         refuse_values(kernels.attention, "latent attention")
         if attention.sparse_top_k is not None:
             refuse_choice(kernels.attention)
         self.description, self.index = attention, source.index
         self._rope_table, self._ops, self._backend = source.rope_table, kernels.ops, kernels.attention
         self.options = AttentionOptions(attention.scale)
-
-        def projection(part: str) -> Projection:
-            return make_projection(kernels.projections, StoredWeight(source.weights, f"{source.name}.{part}"))
 
         def norm(part: str) -> Norm:
             return Norm(source.weights, f"{source.name}.{part}", "rms", attention.latent_norm_eps, kernels.ops)
@@ -125,9 +118,9 @@ class LatentPart(OfLayer):
         self._query_norm = norm("query_latent_norm") if has_query_latent else None
         self._query_up = projection("query_up" if has_query_latent else "query")
         self._kv_down, self._kv_norm = projection("kv_down"), norm("kv_latent_norm")
-        self._into_latent, self._out_of_latent = _absorbed(attention, source, kernels)
+        self._into_latent, self._out_of_latent = _absorbed(attention, source)
         self._output = projection("output")
-        self._index = None if attention.indexer is None else IndexPart(attention.indexer, source, kernels)
+        self._index = None if attention.indexer is None else IndexPart(attention.indexer, source)
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""
@@ -197,15 +190,13 @@ class LatentPart(OfLayer):
         self._backend.attend(AttentionInputs(query, cache, metadata, out, self.options, chosen))
 
 
-def _absorbed(
-    attention: LatentAttention, source: MixerSource, kernels: PartKernels
-) -> tuple[HeadProducts, HeadProducts]:
+def _absorbed(attention: LatentAttention, source: MixerSource) -> tuple[HeadProducts, HeadProducts]:
     """Each head's W_uk transposed, [kv_rank, nope], and W_uv, [value, kv_rank]: rows of ``kv_up``, taken apart."""
     key = f"{source.name}.kv_up.weight"
     stored = source.weights[key].view(attention.num_heads, attention.nope_size + attention.value_size, -1)
     of_keys, of_values = stored.split([attention.nope_size, attention.value_size], dim=1)
-    into_latent = make_head_products(kernels.head_products, of_keys.transpose(1, 2))
-    out_of_latent = make_head_products(kernels.head_products, of_values)
+    kinds = source.kernels.head_products
+    into_latent, out_of_latent = (make_head_products(kinds, each) for each in (of_keys.transpose(1, 2), of_values))
     if into_latent.keeps_own and out_of_latent.keeps_own:
         del source.weights[key]
     return into_latent, out_of_latent

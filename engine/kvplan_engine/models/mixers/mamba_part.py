@@ -6,34 +6,28 @@ import torch
 
 from kvplan_engine.checkpoints.weights import Weights
 from kvplan_engine.description.mixers import State
-from kvplan_engine.kernels.interface import Ops
 from kvplan_engine.kernels.states.operations import Gating, Mamba1, Mamba2, ScanInputs, make_convolution
-from kvplan_engine.layers.projection import StoredWeight, make_projection
-from kvplan_engine.models.mixers.mixer_part import MixerSource, OfLayer
-from kvplan_engine.models.part_kernels import PartKernels
+from kvplan_engine.models.mixers.mixer_part import MixerPart, MixerSource
 from kvplan_engine.models.step_batch import StepSpace
 
 
-class Mamba1Part(OfLayer):
+class Mamba1Part(MixerPart):
     """Projections, convolution and recurrence of layer ``index``.
 
     projected [T, 2 C]: channels and gate. latents [T, rank + 2 N]: what the steps are made of, B and C. steps [T, C].
     """
 
-    def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
+    def __init__(self, state: State, source: MixerSource) -> None:
         weights, name = source.weights, source.name
-        self.index, self._ops = source.index, kernels.states
+        self.index, self._ops = source.index, source.kernels.states
         self._num_channels, columns = state.recurrent_shape
         self._widths = [state.rank, columns, columns]
         step_bias = weights.pop(f"{name}.step.bias")  # added in float32, after the product
-        self._in, self._x, self._step, self._out = (
-            make_projection(kernels.projections, StoredWeight(weights, f"{name}.{part}"))
-            for part in ("in", "x", "step", "out")
-        )
+        self._in, self._x, self._step, self._out = map(source.projection, ("in", "x", "step", "out"))
         self._convolution = make_convolution(weights[f"{name}.conv.weight"], weights.get(f"{name}.conv.bias"))
         decay = -weights[f"{name}.A_log"].float().exp()
         self._mamba = Mamba1(decay, weights[f"{name}.D"].float(), step_bias.float())
-        self._norms = _LatentNorms(state, source, kernels.ops) if state.norms or state.plain_norms else None
+        self._norms = _LatentNorms(state, source) if state.norms or state.plain_norms else None
 
     def __call__(self, normed: torch.Tensor, step: StepSpace, delta: torch.Tensor) -> None:
         """See MixerPart.__call__."""
@@ -59,9 +53,9 @@ class Mamba1Part(OfLayer):
 class _LatentNorms:
     """RMSNorm of what the steps are made of, of B and of C: Jamba's, or Falcon Mamba's, which have no weights."""
 
-    def __init__(self, state: State, source: MixerSource, ops: Ops) -> None:
+    def __init__(self, state: State, source: MixerSource) -> None:
         rank, columns = state.rank, state.recurrent_shape[-1]
-        self._ops = ops
+        self._ops = source.kernels.ops
         self._eps = source.norms.eps if state.norm_eps is None else state.norm_eps
         self._weights = [
             _weight(source.weights, f"{source.name}.{part}_norm.weight", size)
@@ -81,20 +75,19 @@ def _weight(weights: Weights, name: str, size: int) -> torch.Tensor:
 # One layer's Mamba 2: a convolution, a recurrence of each head, a gate.
 
 
-class Mamba2Part(OfLayer):
+class Mamba2Part(MixerPart):
     """Projections, convolution and recurrence of layer ``index``; everything between the products happens in place.
 
     projected [T, inner + channels + heads]: the gate, what is convolved (the heads' inputs, B, C), the heads' steps.
     """
 
-    def __init__(self, state: State, source: MixerSource, kernels: PartKernels) -> None:
+    def __init__(self, state: State, source: MixerSource) -> None:
         weights, name = source.weights, source.name
-        self.index, self._ops = source.index, kernels.states
+        self.index, self._ops = source.index, source.kernels.states
         heads, rows, columns = state.recurrent_shape
         self._widths = [heads * rows, state.conv_channels, heads]
         self._channels = [heads * rows, state.num_groups * columns, state.num_groups * columns]
-        self._in = make_projection(kernels.projections, StoredWeight(weights, f"{name}.in"))
-        self._out = make_projection(kernels.projections, StoredWeight(weights, f"{name}.out"))
+        self._in, self._out = source.projection("in"), source.projection("out")
         self._convolution = make_convolution(weights[f"{name}.conv.weight"], weights.get(f"{name}.conv.bias"))
         self._mamba = Mamba2(
             -weights[f"{name}.A_log"].float().exp(),

@@ -26,8 +26,7 @@ from kvplan_engine.server.openai.errors import ApiError, bad_request, unavailabl
 # Requests that would rather speak another protocol, answered in the one that they are written in.
 #
 # Java's HTTP client asks for HTTP/2 with its first request to each server. A server may ignore that (RFC 9110, 7.8),
-# but
-# the parser takes what follows such a head for the other protocol's: the request would have lost its body.
+# but the parser takes what follows such a head for the other protocol's: the request would have lost its body.
 
 
 # What the wish consists of, beside its words in the header "connection".

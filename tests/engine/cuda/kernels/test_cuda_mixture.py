@@ -14,7 +14,7 @@ from kvplan_engine.kernels.cuda import mixtures as mixture_launch
 from kvplan_engine.kernels.cuda.launching.emulation import BACKWARD, EMULATED_PROPERTIES, EmulatedRuntime
 from kvplan_engine.kernels.cuda.launching.runtime import CudaRuntime
 from kvplan_engine.kernels.cuda.mixtures import CudaMixture, MixtureMemory, computes_mixture
-from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureWeights
+from kvplan_engine.kernels.mixture_weights import ExpertWeights, MixtureRoom, MixtureWeights
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 BOUND = {F32: 2e-5, F16: 4e-3, BF16: 3e-2}
@@ -92,7 +92,7 @@ def run(
     memory._buffers["sums"].fill_(float("nan"))
     kernels = CudaMixture(runtime, memory, mixture, on_device(weights, device))
     filled = None if num_filled is None else torch.tensor([num_filled], dtype=torch.int32, device=device)
-    kernels.run(x.to(device), out[:, :HIDDEN], ids, shares, inner, filled)
+    kernels(x.to(device), out[:, :HIDDEN], MixtureRoom(ids, shares, inner, filled))
     assert (out[:, HIDDEN:] == 768.0).all(), "wrote beside the rows"
     return out[:, :HIDDEN].cpu()
 

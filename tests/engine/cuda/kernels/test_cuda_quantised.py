@@ -53,7 +53,7 @@ def product(
     out = torch.full((x.shape[0], outputs + pad), 768.0, dtype=x.dtype, device=device)
     there = None if bias is None else bias.to(device)
     kernels = CudaQuantised(runtime, memory, on_device(weight, device), there, x.dtype)
-    kernels.multiply(x.to(device), out[:, :outputs])
+    kernels(x.to(device), out[:, :outputs])
     assert (out[:, outputs:] == 768.0).all(), "wrote beside the rows"
     return out[:, :outputs].cpu()
 
@@ -154,7 +154,7 @@ def check_float8(runtime: CudaRuntime) -> None:
     for each in (room, room[: 5 * (weight.num_inputs + 4)]):
         out = torch.full((21, 32), 768.0, dtype=BF16, device=device)
         kernels = CudaQuantised(runtime, StepMemory(each), on_device(weight, device), bias.to(device), BF16)
-        kernels.multiply(x.to(device), out)
+        kernels(x.to(device), out)
         assert ((out.cpu().double() - want).abs() <= 2**-7 * (1 + want.abs())).all()
 
 
@@ -259,9 +259,9 @@ def test_what_does_not_fit_is_refused() -> None:
         WeightShape.of(random_weight(replace(KIND["q4_0"], group=24), 4, 2), F32)
     small = CudaQuantised(EmulatedRuntime(), StepMemory(torch.zeros(16, dtype=torch.uint8)), weight, None, F32)
     with pytest.raises(ValueError, match="does not fit 16 bytes"):
-        small.multiply(torch.zeros(17, weight.num_inputs), torch.zeros(17, 4))
+        small(torch.zeros(17, weight.num_inputs), torch.zeros(17, 4))
     with pytest.raises(ValueError, match="x is"):
-        small.multiply(torch.zeros(1, 8), torch.zeros(1, 4))
+        small(torch.zeros(1, 8), torch.zeros(1, 4))
 
 
 def test_few_outputs_are_shared_by_warps_and_many_are_not() -> None:

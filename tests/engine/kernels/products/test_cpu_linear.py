@@ -9,7 +9,7 @@ from kvplan_engine.kernels import torch_ops
 from kvplan_engine.kernels.cpu import ops
 from kvplan_engine.kernels.cpu.library import cpu_kernels
 from kvplan_engine.kernels.cpu.packed import PackedWeight
-from kvplan_engine.layers.linear import FewRowsLinear, Linear, OneDnnLinear, PanelLinear
+from kvplan_engine.layers.linear import FewRowsLinear, Linear, OneDnnLinear
 from kvplan_engine.layers.projection import StoredWeight, make_projection
 from kvplan_engine.models.device_kernels import compiled_cpu_kernels
 
@@ -69,7 +69,7 @@ def test_every_way_to_multiply_agrees(rows: int) -> None:
         Linear(weight, bias),
         FewRowsLinear(weight, bias),
         packed,
-        PanelLinear(PackedWeight(kernels, weight, bias)),
+        PackedWeight(kernels, weight, bias),
     ):
         out = torch.empty(rows, 40)
         projection(x, out)
@@ -88,6 +88,6 @@ def test_a_packed_weight_is_not_held_twice(dtype: torch.dtype) -> None:
     for name in ("up", "embedding"):
         stored = StoredWeight(weights, name, activation="silu_and_mul", is_embedding=name == "embedding")
         made = make_projection(kinds, stored)
-        assert isinstance(made, PanelLinear if dtype == torch.float32 else Linear)
+        assert isinstance(made, PackedWeight if dtype == torch.float32 else Linear)
         assert made.activation is None  # 4 gates and 4 ups fill no panel: somebody else multiplies them
     assert set(weights) == ({"up.bias"} if dtype == torch.float32 else {"up.weight", "up.bias", "embedding"})

@@ -93,12 +93,12 @@ def test_a_quantised_product_is_corrected(dtype: torch.dtype) -> None:
     weights = weights_of(kind.group, (64, 32), dtype)
     x = torch.randn(14, kind.group, generator=torch.Generator().manual_seed(2)).to(dtype)
     apart, found = torch.empty(14, 96, dtype=dtype), torch.empty(14, 96, dtype=dtype)
-    packed.multiply(x, apart)
+    packed(x, apart)
     uncorrected = apart.clone()
     cpu_lora.correct(load_kernels(), x, apart, weights, rows)
     slots, corrected = cpu_lora.slots_args(weights), cpu_lora.rows_args(rows)
-    packed.args.slots, packed.args.corrected = pointer(slots), pointer(corrected)
-    packed.multiply(x, found)
+    packed.layer_args.slots, packed.layer_args.corrected = pointer(slots), pointer(corrected)
+    packed(x, found)
     bound = 1e-5 if dtype is torch.float32 else 1e-2
     assert (found.float() - apart.float()).abs().max() <= bound * apart.float().abs().max()
     assert (found.float() - uncorrected.float()).abs().max() > 1

@@ -14,7 +14,13 @@ from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cpu.library import CpuKernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture
 from kvplan_engine.kernels.cpu.quantised import PackedQuantised
-from kvplan_engine.kernels.mixture_weights import ExpertMatrices, ExpertWeights, MixtureWeights, QuantisedExperts
+from kvplan_engine.kernels.mixture_weights import (
+    ExpertMatrices,
+    ExpertWeights,
+    MixtureRoom,
+    MixtureWeights,
+    QuantisedExperts,
+)
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book
 
 
@@ -31,7 +37,7 @@ def _result(packed: PackedMixture, x: torch.Tensor) -> torch.Tensor:
     room = torch.full((rows, hidden + 3), 7.0, dtype=x.dtype)
     ids = torch.empty(rows, packed.mixture.top_k, dtype=torch.int32)
     inner = torch.empty(rows * packed.num_inner_columns, dtype=x.dtype)
-    packed.run(x, room[:, :hidden], ids, torch.empty(ids.shape), inner)
+    packed(x, room[:, :hidden], MixtureRoom(ids, torch.empty(ids.shape), inner))
     assert (room[:, hidden:] == 7.0).all()
     return room[:, :hidden]
 
@@ -146,7 +152,7 @@ def test_wrong_operands_are_named(kernels: CpuKernels) -> None:
     with pytest.raises(ValueError, match="ids is"):
         packed.choose(x, ids.long(), shares)
     with pytest.raises(ValueError, match="inner is"):
-        packed.run(x, torch.empty(2, HIDDEN), ids, shares, torch.empty(3))
+        packed(x, torch.empty(2, HIDDEN), MixtureRoom(ids, shares, torch.empty(3)))
 
 
 def test_scores_of_the_definition() -> None:
@@ -240,7 +246,7 @@ def test_all_powers_of_two(kernels: CpuKernels) -> None:
     x = torch.zeros(1, 8)
     x[0, 0] = 1.0
     out = torch.empty(1, 255)
-    packed.multiply(x, out)
+    packed(x, out)
     wanted = torch.ldexp(torch.ones(255), torch.arange(-127, 128))
     assert torch.equal(out[0, 1:], wanted[1:])
     assert out[0, 0] in (0.0, wanted[0])  # processors may flush what is subnormal

@@ -42,7 +42,7 @@ def _result(packed: PackedWeight | PackedQuantised, x: torch.Tensor) -> torch.Te
     """The product, into strided rows with something behind each that must stay."""
     columns = packed.num_result_columns
     room = torch.full((x.shape[0], columns + 3), 7.0, dtype=x.dtype)
-    packed.multiply(x, room[:, :columns])
+    packed(x, room[:, :columns])
     assert (room[:, columns:] == 7.0).all()
     return room[:, :columns]
 
@@ -81,7 +81,7 @@ def test_a_heads_columns_are_the_same_in_whole_lines_and_across_them(kernels: Cp
     memory = torch.empty(10 * 16448 + 64, dtype=dtype)
     first = -memory.data_ptr() % 64 // memory.itemsize
     lines = memory[first : first + 10 * 16448].view(10, 16448).fill_(7.0)
-    packed.multiply(x, lines[:9])
+    packed(x, lines[:9])
     assert torch.equal(lines[:9], _result(packed, x))
     assert (lines[9] == 7.0).all()
 
@@ -124,9 +124,9 @@ def test_wrong_operands_are_named(kernels: CpuKernels) -> None:
     x, weight, bias = _operands(2, 8, 4, torch.float32)
     packed = PackedWeight(kernels, weight, bias)
     with pytest.raises(ValueError, match="out is"):
-        packed.multiply(x, torch.empty(2, 5))
+        packed(x, torch.empty(2, 5))
     with pytest.raises(ValueError, match="x is"):
-        packed.multiply(x[:, :7], torch.empty(2, 4))
+        packed(x[:, :7], torch.empty(2, 4))
     with pytest.raises(IndexError, match="weight's 4"):
         packed.rows(torch.tensor([0, 4]), torch.empty(2, 8))
     with pytest.raises(ValueError, match="bias is"):
@@ -220,11 +220,11 @@ def test_wrong_operands_of_quantised_products_are_named(kernels: CpuKernels) -> 
     packed = PackedQuantised(kernels, weight, torch.zeros(20))
     x = torch.zeros(2, 64)
     with pytest.raises(ValueError, match="out is"):
-        packed.multiply(x, torch.empty(2, 5))
+        packed(x, torch.empty(2, 5))
     with pytest.raises(ValueError, match="x is"):
-        packed.multiply(x[:, :7], torch.empty(2, 20))
+        packed(x[:, :7], torch.empty(2, 20))
     with pytest.raises(ValueError, match="bias is"):
-        packed.multiply(x.bfloat16(), torch.empty(2, 20, dtype=torch.bfloat16))
+        packed(x.bfloat16(), torch.empty(2, 20, dtype=torch.bfloat16))
     with pytest.raises(IndexError, match="weight's 20"):
         packed.rows(torch.tensor([0, 20]), torch.empty(2, 64))
     with pytest.raises(ValueError, match="whole panels"):

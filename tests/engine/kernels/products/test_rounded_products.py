@@ -14,7 +14,7 @@ from kvplan_engine.kernels import torch_mixture
 from kvplan_engine.kernels.cpu.library import CpuKernels
 from kvplan_engine.kernels.cpu.mixture import PackedMixture
 from kvplan_engine.kernels.cpu.quantised import PackedQuantised
-from kvplan_engine.kernels.mixture_weights import ExpertMatrices, QuantisedExperts
+from kvplan_engine.kernels.mixture_weights import ExpertMatrices, MixtureRoom, QuantisedExperts
 from kvplan_engine.kernels.quantised_weight import QuantisedWeight, linear_book, rounded_inputs
 
 EVEN_KINDS = [kind for kind in KINDS if random_weight(kind, 1, 1).zero is not None]
@@ -34,7 +34,7 @@ def rows_of(number: int, inputs: int, dtype: torch.dtype = torch.float32) -> tor
 
 def product(packed: PackedQuantised, x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.shape[0], packed.num_result_columns, dtype=x.dtype)
-    packed.multiply(x, out)
+    packed(x, out)
     return out
 
 
@@ -125,7 +125,7 @@ def test_experts_round_what_they_multiply(kernels: CpuKernels, has_order: bool) 
     x = random_rows(40, HIDDEN, torch.float32)
     out, want = torch.empty_like(x), torch.empty_like(x)
     ids = torch.empty(len(x), mixture.top_k, dtype=torch.int32)
-    packed.run(x, out, ids, torch.empty(ids.shape), torch.empty(len(x) * packed.num_inner_columns))
+    packed(x, out, MixtureRoom(ids, torch.empty(ids.shape), torch.empty(len(x) * packed.num_inner_columns)))
     torch_mixture.run_mixture(x, mixture, weights, want)
     # Sums that differ in their last bits may be rounded to neighbouring integers in the second product.
     assert (out - want).abs().max() <= 0.02 * want.abs().max()

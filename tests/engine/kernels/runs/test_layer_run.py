@@ -16,8 +16,9 @@ from tiny_configs import gpt2_config, llama_config, own_config
 
 from kvplan_engine import Engine, EngineConfig, SamplingParams
 from kvplan_engine.kernels.cpu.library import load_kernels
+from kvplan_engine.kernels.cpu.packed import PackedWeight
 from kvplan_engine.layers import linear
-from kvplan_engine.layers.linear import OneDnnLinear, PanelLinear
+from kvplan_engine.layers.linear import OneDnnLinear
 from kvplan_engine.layers.projection import Projection
 from kvplan_engine.models.decoder_layer import DecoderLayer
 
@@ -112,7 +113,7 @@ def test_what_runs_where(config: dict[str, object], dtype: str, amx: bool) -> No
     decoder = engine.model.decoder
     kinds = {type(each) for layer in decoder._layers for each in _products(layer)}
     is_onednn = dtype == "bfloat16" and amx and onednn_packs_bfloat16() and not load_kernels().has_tiles
-    assert kinds == {OneDnnLinear if is_onednn else PanelLinear}
+    assert kinds == {OneDnnLinear if is_onednn else PackedWeight}
     assert (decoder.layer_run is None) == is_onednn
     engine.close()
 

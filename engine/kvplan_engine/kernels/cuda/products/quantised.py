@@ -146,9 +146,11 @@ _WIDEN_THREADS = 256
 
 
 class CudaQuantised:
-    """One weight and its product. ``runtime`` is the device, or the emulation in tests."""
+    """One weight and its product, a ``Projection`` of ``layers``. runtime: the device, or the emulation in tests."""
 
     __slots__ = ("_bias", "_float8", "_memory", "_runtime", "_shape", "_weight", "_zero")
+    activation = None
+    layer_args = None
 
     def __init__(
         self,
@@ -166,7 +168,7 @@ class CudaQuantised:
             if part is not None and not (part.is_contiguous() and part.data_ptr() % VECTOR_BYTES == 0):
                 raise ValueError(f"{name} are not contiguous from a multiple of {VECTOR_BYTES} bytes on")
 
-    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> None:
+    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [T, outputs] = x [T, inputs] @ weight.T + bias; rows of both may be strided."""
         check_rows("x", x, (x.shape[0], self._weight.num_inputs), self._shape.scalar)
         check_rows("out", out, (x.shape[0], self._weight.num_outputs), self._shape.scalar)
