@@ -5,5 +5,4 @@ visible_gpu     the GPU that a process computes on, as the driver lists it; the 
 host            processor name, bfloat16 units, cores, free memory; the commit of the checkout that kvplan runs from;
                 what limits of containers leave of memory; whether the kernel killed a process for memory; CPU time that
                 other processes use meanwhile
-warm_memory     memory written before another process needs it
 """

@@ -14,13 +14,13 @@ from tiny_configs import llama_config
 
 from kvplan import cli
 from kvplan.bench import session
+from kvplan.bench.experiments import _ON_SHORT_MODEL
 from kvplan.bench.figures import Experiment, compare
 from kvplan.bench.latency_experiments import drop_from_page_cache, measure_arrival
 from kvplan.bench.memory_experiments import measure_sharing
 from kvplan.bench.options import EXPERIMENTS, ON_ONE_LAYER
 from kvplan.bench.serving import BenchRequest, serve_under_load
 from kvplan.bench.speed_experiments import padded
-from kvplan.bench.worker import _ON_SHORT_MODEL
 from kvplan.units import GIB
 from kvplan_engine import LLM
 

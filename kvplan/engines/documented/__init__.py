@@ -1,5 +1,5 @@
 """Engines that are started and read by their documentation and by logs that others published: none of them was run.
 
 sglang, trtllm  the adapters
-models          what the planner expects of them on one GPU; a Python package in an environment of its own
+models          what both share, and what the planner expects of them on one GPU
 """

@@ -1,25 +1,30 @@
-"""What the planner expects of SGLang and TensorRT-LLM with one model on one GPU."""
+"""What SGLang's and TensorRT-LLM's adapters share, and what the planner expects of them with one model on one GPU."""
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu
 from kvplan.catalog.spec import ModelSpec
+from kvplan.engines.interface import Ending, Failure, Installation
 from kvplan.errors import KvplanError
 from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.sglang import predict_sglang
 from kvplan.estimate.trtllm import predict_trtllm
 from kvplan.machine.device import Device
+from kvplan.metrics.reading import EngineName
 from kvplan.runs.trials import TrialSettings
 from kvplan.sweeps.design import roomy_context
 from kvplan.sweeps.forecast.pool import PlainLayout, PlainPool
 from kvplan.workload.requests import RequestSpec
 
 _ANSWER_SECONDS: Final = 60.0
+_LAST_ERROR: Final = re.compile(r"^\s*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 _QUESTION: Final = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
 _SEATS: Final = 128
 _STEP_TOKENS: Final = 8192
@@ -97,6 +102,45 @@ def trtllm_pool(spec: ModelSpec, gpu: GpuProfile, settings: TrialSettings) -> Pl
         largest_context=tokens,
         layout=PlainLayout(float(found.bytes_per_token)),
     )
+
+
+@dataclass(frozen=True)
+class DocumentedEngine:
+    """A Python package in an environment of its own, as an EngineAdapter.
+
+    python: the interpreter of that environment; command_words: or the server's command; given: ``--engine-arg``.
+    title, package: how the engine is called, by people and by Python.
+    """
+
+    name: ClassVar[EngineName]
+    title: ClassVar[str]
+    package: ClassVar[str]
+    axes: ClassVar[frozenset[str]]
+    health_path: ClassVar[str] = "/health"
+
+    python: str = "python"
+    command_words: Sequence[str] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    def identify(self) -> Installation:
+        """The version in the interpreter. KvplanError where the package is not installed there."""
+        version = None if self.command_words else package_version(self.python, self.package)
+        unproven = f"{self.title} is started by its documentation; this adapter has not been run against it"
+        return Installation(version, "cuda", (unproven,))
+
+    def crash(self, ending: Ending) -> Failure:
+        """Return the failure that is none of memory: who killed it, or the last error that it printed."""
+        if ending.out_of_host_memory:
+            return Failure("crash", "The kernel killed it: this machine's memory ran out.")
+        if ending.exit_code == -signal.SIGKILL:
+            return Failure("crash", f"{self.title} was killed by signal 9 (SIGKILL).")
+        return Failure("crash", f"{self.title} ended: {last_error(ending)}.")
+
+
+def last_error(ending: Ending) -> str:
+    """The last error that was printed, or the exit code."""
+    errors = _LAST_ERROR.findall(ending.log)
+    return str(errors[-1]).rstrip(".") if errors else f"exit code {ending.exit_code}"
 
 
 def package_version(python: str, package: str) -> str:

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.engines.documented.models import GpuModel, package_version, sglang_pool
-from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder, option_words
+from kvplan.engines.documented.models import DocumentedEngine, GpuModel, last_error, sglang_pool
+from kvplan.engines.interface import Command, Ending, Failure, StartedEngine, StartOrder, option_words
 from kvplan.explaining.startup_log import StartupLog, parse_startup_log
 from kvplan.machine.device import Device
-from kvplan.metrics.reading import EngineName, ServerReading
+from kvplan.metrics.reading import ServerReading
 from kvplan.runs.statuses import Status
 from kvplan.sweeps.forecast.pool import EngineModel
 
-UNPROVEN: Final = "SGLang is started by its documentation; this adapter has not been run against it"
 _AFTER_LOADING: Final = "Load weight end"
 _READY: Final = "fired up and ready to roll"
 _NO_POOL: Final = re.compile(
@@ -30,34 +27,20 @@ _NO_POOL: Final = re.compile(
     r"|Loaded weights leave no GPU memory for the KV cache"
 )
 _TOO_LONG: Final = re.compile(r"--context-length|derived context[ _]length")
-_LAST_ERROR: Final = re.compile(r"^\s*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Sglang:
-    """``python``: the interpreter of the environment that has it; ``given``: ``--engine-arg``."""
+class Sglang(DocumentedEngine):
+    """``python -m sglang.launch_server``."""
 
-    python: str = "python"
-    command_words: Sequence[str] = ()
-    given: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> EngineName:
-        return "sglang"
-
-    @property
-    def axes(self) -> frozenset[str]:
-        own = {"gpu_memory_utilization", "max_num_seqs", "max_model_len", "max_num_batched_tokens"}
-        return frozenset(own | {"dtype", "kv_cache_dtype"})
-
-    @property
-    def health_path(self) -> str:
-        return "/health"
-
-    def identify(self) -> Installation:
-        """The version in the interpreter. KvplanError where SGLang is not installed there."""
-        version = None if self.command_words else package_version(self.python, "sglang")
-        return Installation(version, "cuda", (UNPROVEN,))
+    name = "sglang"
+    title = "SGLang"
+    package = "sglang"
+    axes = frozenset(
+        {
+            *("gpu_memory_utilization", "max_num_seqs", "max_model_len", "max_num_batched_tokens"),
+            *("dtype", "kv_cache_dtype"),
+        }
+    )
 
     def command(self, order: StartOrder) -> Command:
         """``python -m sglang.launch_server``, every setting under SGLang's own name."""
@@ -112,16 +95,11 @@ class Sglang:
         if "out of memory" in log:
             status, phase, cause = _phase(found, log, ending)
             return Failure(status, cause, phase, oom_requested_bytes=tried, oom_free_bytes=free)
-        if ending.out_of_host_memory:
-            return Failure("crash", "The kernel killed it: this machine's memory ran out.")
-        if ending.exit_code == -signal.SIGKILL:
-            return Failure("crash", "SGLang was killed by signal 9 (SIGKILL).")
-        errors = _LAST_ERROR.findall(log)
-        last = errors[-1] if errors else f"exit code {ending.exit_code}"
-        if _TOO_LONG.search(last):
-            error = f"SGLang ended: {last.rstrip('.')}. Lower max_model_len."
+        last, is_killed = last_error(ending), ending.out_of_host_memory or ending.exit_code == -signal.SIGKILL
+        if not is_killed and _TOO_LONG.search(last):
+            error = f"SGLang ended: {last}. Lower max_model_len."
             return Failure("rejected_ctx", error, context_limited_by="model" if "derived" in last else None)
-        return Failure("crash", f"SGLang ended: {last.rstrip('.')}.")
+        return self.crash(ending)
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
         return GpuModel(spec, device, sglang_pool, block_size=1)

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.engines.documented.models import GpuModel, package_version, trtllm_pool
-from kvplan.engines.interface import Command, Ending, Failure, Installation, StartedEngine, StartOrder
+from kvplan.engines.documented.models import DocumentedEngine, GpuModel, trtllm_pool
+from kvplan.engines.interface import Command, Ending, Failure, StartedEngine, StartOrder
 from kvplan.estimate.trtllm import DEFAULT_BLOCK
 from kvplan.machine.device import Device
-from kvplan.metrics.reading import EngineName, ServerReading
+from kvplan.metrics.reading import ServerReading
 from kvplan.runs.statuses import Status
 from kvplan.sweeps.forecast.pool import EngineModel
 from kvplan.units import GIB
 
-UNPROVEN: Final = "TensorRT-LLM is started by its documentation; this adapter has not been run against it"
 _VERSION: Final = re.compile(r"TensorRT[- ]LLM version: (\S+)")
 _POOL: Final = re.compile(r"Allocated ([\d.]+) GiB for max tokens in paged KV cache \((\d+)\)")
 _BLOCKS: Final = re.compile(r"tokens per block=(\d+), primary blocks=(\d+)")
@@ -35,36 +31,22 @@ _COMPONENT: Final = re.compile(r"The following component could not be created: (
 _FREE: Final = re.compile(r"Free GPU memory before component creation attempt \(GiB\): ([\d.]+)")
 _TRIED: Final = re.compile(r"Tried to allocate ([\d.]+) ([KMG])iB")
 _GRAPHS: Final = re.compile(r"cuda graph", re.IGNORECASE)
-_LAST_ERROR: Final = re.compile(r"^\s*((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 _UNIT_BYTES: Final = {"K": 2**10, "M": 2**20, "G": 2**30}
 _CONFIG_FILE: Final = "trtllm.json"
 
 
-@dataclass(frozen=True)
-class TrtLlm:
-    """``python``: the interpreter beside ``trtllm-serve``; ``command_words``: or its command; ``given``: options."""
+class TrtLlm(DocumentedEngine):
+    """``trtllm-serve``, which stands beside the interpreter."""
 
-    python: str = "python"
-    command_words: Sequence[str] = ()
-    given: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> EngineName:
-        return "trtllm"
-
-    @property
-    def axes(self) -> frozenset[str]:
-        own = {"gpu_memory_utilization", "max_num_seqs", "block_size", "max_model_len", "max_num_batched_tokens"}
-        return frozenset(own | {"kv_cache_dtype"})
-
-    @property
-    def health_path(self) -> str:
-        return "/health"
-
-    def identify(self) -> Installation:
-        """The version in the interpreter. KvplanError where TensorRT-LLM is not installed there."""
-        version = None if self.command_words else package_version(self.python, "tensorrt_llm")
-        return Installation(version, "cuda", (UNPROVEN,))
+    name = "trtllm"
+    title = "TensorRT-LLM"
+    package = "tensorrt_llm"
+    axes = frozenset(
+        {
+            *("gpu_memory_utilization", "max_num_seqs", "block_size", "max_model_len", "max_num_batched_tokens"),
+            "kv_cache_dtype",
+        }
+    )
 
     def command(self, order: StartOrder) -> Command:
         """``trtllm-serve`` with a file for the KV cache and the statistics; JSON is YAML."""
@@ -123,13 +105,7 @@ class TrtLlm:
             status, phase = ("oom_weights", "weights") if at_start else ("oom_runtime", "runtime")
             when = "before the KV cache was created" if at_start else "while serving"
             return Failure(status, f"Memory ran out {when}.", phase, oom_requested_bytes=requested)
-        if ending.out_of_host_memory:
-            return Failure("crash", "The kernel killed it: this machine's memory ran out.")
-        if ending.exit_code == -signal.SIGKILL:
-            return Failure("crash", "TensorRT-LLM was killed by signal 9 (SIGKILL).")
-        errors = _LAST_ERROR.findall(log)
-        last = errors[-1] if errors else f"exit code {ending.exit_code}"
-        return Failure("crash", f"TensorRT-LLM ended: {last.rstrip('.')}.")
+        return self.crash(ending)
 
     def model(self, spec: ModelSpec, device: Device) -> EngineModel:
         return GpuModel(spec, device, trtllm_pool, block_size=DEFAULT_BLOCK)

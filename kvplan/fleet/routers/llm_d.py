@@ -19,8 +19,10 @@ The picker reads metrics every 50 ms or so; here they are those of the moment.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from kvplan.fleet.requests import FleetRequest
@@ -50,30 +52,23 @@ class LlmD:
     is_blind = False
 
     def __init__(self, block_size: int, num_blocks: int, weights: ScoreWeights = APPROXIMATE_WEIGHTS) -> None:
-        self._block_size, self._num_blocks, self._weights = block_size, num_blocks, weights
-        self._memories: dict[int, PrefixMemory] = {}
+        self._block_size, self._weights = block_size, weights
+        sizes = (num_blocks * block_size, MOST_PREFIX_BLOCKS * block_size)
+        self._memories = defaultdict[int, PrefixMemory](partial(PrefixMemory, *sizes))
         self._rng = random.Random(0)
 
     def choose(self, request: FleetRequest, replicas: Sequence[ReplicaView]) -> int:
         """See ``Router``."""
         chosen = _pick(self._prefix_scores(request, replicas), replicas, self._weights, self._rng)
-        self._memory(replicas[chosen]).remember(request)
+        self._memories[replicas[chosen].index].remember(request)
         return chosen
 
     def _prefix_scores(self, request: FleetRequest, replicas: Sequence[ReplicaView]) -> list[float]:
         blocks = min(request.num_prompt_tokens // self._block_size, MOST_PREFIX_BLOCKS)
         if not blocks:
             return [0.0] * len(replicas)
-        found = (self._memory(each).match(request) // self._block_size for each in replicas)
+        found = (self._memories[each.index].match(request) // self._block_size for each in replicas)
         return [min(each, blocks) / blocks for each in found]
-
-    def _memory(self, replica: ReplicaView) -> PrefixMemory:
-        found = self._memories.get(replica.index)
-        if found is None:
-            size = self._block_size
-            found = PrefixMemory(self._num_blocks * size, MOST_PREFIX_BLOCKS * size)
-            self._memories[replica.index] = found
-        return found
 
 
 class LlmDPrecise:

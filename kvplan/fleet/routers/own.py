@@ -11,7 +11,9 @@ costs it takes the replica with the fewest sequences, then the one that was sent
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from kvplan.fleet.requests import FleetRequest
@@ -30,18 +32,18 @@ class OwnRouter:
 
     def __init__(self, block_size: int, num_blocks: int, num_seats: int) -> None:
         self._block_size, self._pool_tokens, self._num_seats = block_size, num_blocks * block_size, num_seats
-        self._sent: dict[int, PrefixMemory] = {}
+        self._sent = defaultdict[int, PrefixMemory](partial(PrefixMemory, self._pool_tokens))
 
     def choose(self, request: FleetRequest, replicas: Sequence[ReplicaView]) -> int:
         """See ``Router``."""
         keys = [self._key(request, each) for each in replicas]
         chosen = keys.index(min(keys))
-        self._memory(replicas[chosen].index).remember(request)
+        self._sent[replicas[chosen].index].remember(request)
         return chosen
 
     def _key(self, request: FleetRequest, replica: ReplicaView) -> tuple[int, int, int]:
         """(cost, sequences there, tokens sent there)."""
-        memory, size, prompt = self._memory(replica.index), self._block_size, request.num_prompt_tokens
+        memory, size, prompt = self._sent[replica.index], self._block_size, request.num_prompt_tokens
         new = prompt - min(memory.match(request), prompt - 1) // size * size
         sequences = replica.num_running + replica.num_waiting
         free = (1 - replica.kv_usage) * self._pool_tokens
@@ -50,6 +52,3 @@ class OwnRouter:
         load = sequences + (WAITING_WEIGHT - 1) * waiting
         cost = COMPUTED_WEIGHT * new + replica.num_waiting_tokens + SEQUENCE_TOKENS * load
         return cost, sequences, memory.num_tokens
-
-    def _memory(self, index: int) -> PrefixMemory:
-        return self._sent.setdefault(index, PrefixMemory(self._pool_tokens))

@@ -8,6 +8,7 @@ evicted. Of several replicas one is drawn, and of all where nobody was sent the 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,16 +25,13 @@ class PrefixAware:
     is_blind = False
 
     def __init__(self) -> None:
-        self._sent: dict[int, PrefixMemory] = {}
+        self._sent: defaultdict[int, PrefixMemory] = defaultdict(PrefixMemory)
         self._rng = random.Random(0)
 
     def choose(self, request: FleetRequest, replicas: Sequence[ReplicaView]) -> int:
         """See ``Router``."""
-        found = [self._memory(each.index).match(request) // CHUNK_TOKENS for each in replicas]
+        found = [self._sent[each.index].match(request) // CHUNK_TOKENS for each in replicas]
         longest = max(found)
         chosen = self._rng.choice([place for place, each in enumerate(found) if each == longest])
-        self._memory(replicas[chosen].index).remember(request)
+        self._sent[replicas[chosen].index].remember(request)
         return chosen
-
-    def _memory(self, index: int) -> PrefixMemory:
-        return self._sent.setdefault(index, PrefixMemory())

@@ -14,6 +14,7 @@ characters, about four to a token, the longest unused first.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -34,7 +35,7 @@ class CacheAware:
     is_blind = False
 
     def __init__(self) -> None:
-        self._sent: dict[int, PrefixMemory] = {}
+        self._sent: defaultdict[int, PrefixMemory] = defaultdict(PrefixMemory)
         self._turns: dict[int, int] = {}
         self._num_routed = 0
         self._evicted_at = 0.0
@@ -47,7 +48,7 @@ class CacheAware:
                 each.shrink(MOST_TREE_TOKENS)
         chosen = self._chosen(request, replicas)
         index = replicas[chosen].index
-        self._memory(index).remember(request)
+        self._sent[index].remember(request)
         self._num_routed += 1
         self._turns[index] = self._num_routed
         return chosen
@@ -57,12 +58,9 @@ class CacheAware:
         least, most = min(loads), max(loads)
         if most - least > BALANCE_ABS_THRESHOLD and most > BALANCE_REL_THRESHOLD * least:
             return loads.index(least)
-        found = [self._memory(each.index).match(request) for each in replicas]
+        found = [self._sent[each.index].match(request) for each in replicas]
         longest = max(found)
         if longest <= CACHE_THRESHOLD * request.num_prompt_tokens:
             return loads.index(least)
         alike = (place for place, each in enumerate(found) if each == longest)
         return max(alike, key=lambda place: self._turns.get(replicas[place].index, 0))
-
-    def _memory(self, index: int) -> PrefixMemory:
-        return self._sent.setdefault(index, PrefixMemory())

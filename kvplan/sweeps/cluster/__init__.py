@@ -6,6 +6,6 @@ which ends it; a driver that dies takes its actors with it.
 
     node_worker   what runs on a node: the device as it is there, and the trials. It never imports Ray
     places        where in a cluster one worker each belongs
-    connection    a running cluster: its nodes, and the device that its workers will compute on
-    hosts         the pool: actors that are made, asked, lost and made again
+    connection    a running cluster: its nodes, and the device that its workers will compute on; the pool: actors that
+                  are made, asked, lost and made again
 """

@@ -17,7 +17,7 @@ from sweep_helpers import FAKE_WORKER, Notes, tiny_plan, write_tiny_model
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.machine.visible_gpu import first_visible_gpu
-from kvplan.sweeps.cluster import connection, hosts, node_worker
+from kvplan.sweeps.cluster import connection, node_worker
 from kvplan.sweeps.cluster.connection import Cluster, connected
 from kvplan.sweeps.cluster.places import Node, kind_to_use, nodes_from, places_in
 from kvplan.sweeps.options import SweepOptions
@@ -41,8 +41,8 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, module)
     start = Worker.start
     monkeypatch.setattr(Worker, "start", lambda log_path: start(log_path, FAKE_WORKER))
-    monkeypatch.setattr(hosts, "_NODES_EVERY_SECONDS", 0.05)
-    monkeypatch.setattr(hosts, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_NODES_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_POLL_SECONDS", 0.05)
 
 
 def sweep_over(ray: FakeRay, tmp_path: Path, **options: Any) -> tuple[SweepOutcome, Notes]:
@@ -116,7 +116,7 @@ def test_a_node_whose_rows_would_not_be_comparable_is_left_out(
             device = None if "problem" in change else replace(found.device, **parts)
             return replace(found, device=device, **rest)
 
-    monkeypatch.setattr(hosts, "NodeWorker", Odd)
+    monkeypatch.setattr(connection, "NodeWorker", Odd)
     outcome, notes = sweep_over(FakeRay(CPUS), tmp_path)
     assert len(outcome.rows) == 8
     assert len(notes.lines) == 1

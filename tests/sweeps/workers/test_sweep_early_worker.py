@@ -14,14 +14,12 @@ import pytest
 from sweep_helpers import FAKE_WORKER, tiny_plan, wait_until
 
 from kvplan.errors import KvplanError
-from kvplan.machine import warm_memory
 from kvplan.machine.device import NoGpu
-from kvplan.machine.warm_memory import WarmMemory
 from kvplan.sweeps.progress import SilentProgress
 from kvplan.sweeps.session import run_new_sweep
 from kvplan.sweeps.worker import early as early_module
 from kvplan.sweeps.worker.client import TimeLimits
-from kvplan.sweeps.worker.early import EarlyWorker
+from kvplan.sweeps.worker.early import EarlyWorker, WarmMemory
 from kvplan.workers.process import WorkerDied
 
 SAYS_HELLO = """
@@ -189,7 +187,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked 
 @pytest.fixture
 def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a machine has free at the moment decides nothing."""
-    monkeypatch.setattr(warm_memory, "free_memory_bytes", lambda: 1 << 50)
+    monkeypatch.setattr(early_module, "free_memory_bytes", lambda: 1 << 50)
 
 
 def resident_bytes() -> int:
@@ -223,7 +221,7 @@ def test_it_stops_where_it_is() -> None:
 
 def test_nothing_is_written_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     WarmMemory(0).release()
-    monkeypatch.setattr(warm_memory, "free_memory_bytes", lambda: 12 * MIB)
+    monkeypatch.setattr(early_module, "free_memory_bytes", lambda: 12 * MIB)
     memory = WarmMemory(1 << 30)
     memory.release()
     assert memory.num_written == 0, "half of what is free is less than a piece"
