@@ -307,8 +307,8 @@ def test_a_model_that_is_not_known_is_not_one_that_was_not_told(name: str, reaso
 def test_not_a_log(tmp_path: Path, said_by: Callable[..., str]) -> None:
     path = tmp_path / "other.log"
     path.write_bytes(b"\xff\xfehello\n")
-    assert main(["explain", str(path)]) == 1
-    assert said_by("explain", str(tmp_path / "missing.log"), code=1).count("error: ") == 2
+    for file in (path, tmp_path / "missing.log"):
+        assert said_by("explain", str(file), code=1).count("error: ") == 1
 
 
 def test_what_was_named_and_is_not_the_logs_is_said() -> None:

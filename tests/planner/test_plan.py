@@ -439,7 +439,7 @@ def test_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("engine", "share"), [("vllm", 0.92), ("vllm@0.19", 0.9)])
 def test_estimate_plan_and_the_pasted_command_have_one_default(
     answer_of, printed_by, engine: str, share: float
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     estimated = answer_of("estimate", "llama-3.1-8b", "--gpu", "h100-sxm", "--engine", engine)["deployments"][0]
     arguments = ["--users", "8", "--ctx-avg", "4k", "--gpu", "h100-sxm", "--engine", engine, "--json"]
     planned = json.loads(printed_by("plan", "llama-3.1-8b", *arguments))["deployments"][0]
