@@ -256,16 +256,14 @@ def provenance_note(spec: ModelSpec) -> str | None:
     return f"kvplan's profile of {spec.id}: {spec.source}. Give the model's own config.json to be sure."
 
 
-def task_note(spec: ModelSpec) -> str | None:
-    """What is not told of a model that embeds or ranks texts, or attends to an encoder; None of any other."""
-    if _POOLING.search(_short(spec.served_id)):
-        return (
-            f"{spec.served_id} embeds or ranks texts: its memory is sized as for generating text (vLLM leaves the head "
-            "out, and keeps a KV pool for prompts), and no speed here is of what it does."
-        )
-    if any(layer.cross_attention is not None for layer in spec.layers):
-        return f"Times of {spec.served_id} are those of its decoder: what its encoder takes for a request is in none."
-    return None
+def pooling_note(spec: ModelSpec) -> str | None:
+    """What is not sized of a model that embeds or ranks texts; None of one that generates them."""
+    if not _POOLING.search(_short(spec.served_id)):
+        return None
+    return (
+        f"{spec.served_id} embeds or ranks texts: its memory is sized as for generating text (vLLM leaves the head "
+        "out, and keeps a KV pool for prompts), and no speed here is of what it does."
+    )
 
 
 def read_profile(

@@ -14,7 +14,7 @@ import typer
 from kvplan.catalog.devices.gpus import parse_gpu_count
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
-from kvplan.catalog.models import provenance_note, resolve_model, task_note
+from kvplan.catalog.models import pooling_note, provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.commands.options.extras import need_extra
 from kvplan.commands.options.groups import shown_under, takes_groups
@@ -151,7 +151,7 @@ def cache(
     print_notes(
         *measured.notices,
         provenance_note(spec),
-        task_note(spec),
+        pooling_note(spec),
         version_note(question.engine.version),
         *answer.notes,
         left_out if answer.num_left_out else None,

@@ -12,7 +12,7 @@ import typer
 from kvplan.catalog.devices.gpus import DEFAULT_GPUS, GpuCount, parse_gpu_count
 from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
 from kvplan.catalog.engines import EngineChoice
-from kvplan.catalog.models import provenance_note, task_note
+from kvplan.catalog.models import pooling_note, provenance_note
 from kvplan.catalog.releases.vllm import version_note, vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.config import with_speculative_config
@@ -221,7 +221,7 @@ def estimate(
             for spec in specs
             if (note := provenance_note(spec)) not in (spec.assumptions if shows_assumptions else ())
         ),
-        *map(task_note, specs),
+        *map(pooling_note, specs),
         *dict.fromkeys(note for answer in answers for note in notes_on(answer)),
     )
     print_estimates(answers, chosen, explain=explain)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kvplan.catalog.devices.measured import MeasuredProfiles, load_measured
-from kvplan.catalog.models import provenance_note, resolve_model, task_note
+from kvplan.catalog.models import pooling_note, provenance_note, resolve_model
 from kvplan.catalog.releases.vllm import version_note
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.vllm_refusals import service_note
@@ -171,7 +171,7 @@ def plan(
         *measured.notices,
         *notes,
         provenance_note(spec),
-        task_note(spec),
+        pooling_note(spec),
         version_note(version),
         service_note(spec.architecture, version),
     )
@@ -208,7 +208,7 @@ def _plan_trace(
     print_notes(
         *notes,
         provenance_note(spec),
-        task_note(spec),
+        pooling_note(spec),
         version_note(version),
         service_note(spec.architecture, version),
     )

@@ -126,8 +126,9 @@ def make_estimate(
         tables = format_bytes(spec.lookup_elements * element_bytes(dtype))
         notes.append(f"{tables} of the weights, tables of n-grams, lie in the host's memory: vLLM's default.")
     notes.extend(_gathered(placements))
-    notes.extend(speed_caveats(spec.layers))
     deployments = tuple(placement.deployment for placement in placements)
+    if any(each.fits for each in deployments):
+        notes.extend(speed_caveats(spec.layers))
     shown = _without_towers(spec) if asked.language_model_only else spec
     return EstimateAnswer(
         spec=shown,

@@ -18,6 +18,7 @@ from kvplan.catalog.spec import (
     SoftmaxAttention,
     StateMixer,
 )
+from kvplan.caveats import Caveat
 from kvplan.errors import unhandled_kind
 
 
@@ -100,9 +101,9 @@ def merged_spans(layers: Iterable[LayerSpec]) -> tuple[AttentionSpan, ...]:
 
 def speed_caveats(layers: Iterable[LayerSpec]) -> tuple[str, ...]:
     """What predicted speeds leave out, one sentence each."""
-    found, layers = [], list(layers)
+    found, layers = list[str](), list(layers)
     if any(layer.cross_attention is not None for layer in layers):
-        found.append("Speeds leave out the encoder and the attention to its output.")
+        found.append(Caveat("Speeds leave out the encoder and the attention to its output."))
     if any(isinstance(layer.mixer, SoftmaxAttention) and layer.mixer.indexer is not None for layer in layers):
         found.append(
             "Sparse attention is timed as dense attention to the tokens that it chooses, and their index: nobody has "

@@ -215,6 +215,7 @@ def test_a_count_of_nothing_is_refused(text: str, sentence: str) -> None:
         ("7900xtx", "Radeon"),
         ("strix-halo", "built-in graphics"),
         ("mi210", "mi250x"),
+        ("amd-instinct-mi350x", "--gpu mi355x has its memory"),
         ("gaudi3", "Gaudi"),
         ("jetson-agx-orin", "share the host's memory"),
         ("Jetson Thor", "gb10"),

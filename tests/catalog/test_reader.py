@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from counted_configs import counted_config
 
-from kvplan.catalog.models import find_profile, profiles, resolve_model, task_note
+from kvplan.catalog.models import find_profile, pooling_note, profiles, resolve_model
 from kvplan.catalog.reader import parse_config, read_config
 from kvplan.catalog.spec import CompressedAttention, LatentAttention, ModelSpec, SoftmaxAttention, StateMixer
-from kvplan.cli import main
 from kvplan.errors import KvplanError, UnknownArchitectureError, UsageError
 from resaved_configs import changes, saved_by_transformers
 
@@ -340,18 +339,9 @@ def test_a_model_that_embeds_is_not_taken_for_a_misprint(name: str, monkeypatch:
 
 
 def test_a_decoder_that_embeds_is_sized_with_a_note() -> None:
-    note = task_note(resolve_model("Qwen/Qwen3-Embedding-8B"))
+    note = pooling_note(resolve_model("Qwen/Qwen3-Embedding-8B"))
     assert note is not None and "no speed here is of what it does" in note
-    assert task_note(resolve_model("qwen3-8b")) is None
-
-
-def test_times_of_a_decoder_are_said_to_lack_its_encoder(capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan of Whisper had times as of any model, and 637 million weights that nobody runs."""
-    said = "Times of openai/whisper-large-v3 are those of its decoder"
-    assert main(["plan", "whisper-large-v3", "--users", "4", "--ctx-avg", "300", "--gpu", "l4"]) == 0
-    assert said in capsys.readouterr().err
-    assert main(["estimate", "whisper-large-v3", "--gpu", "l4"]) == 0
-    assert said in capsys.readouterr().err
+    assert pooling_note(resolve_model("qwen3-8b")) is None
 
 
 def test_models_of_july_2025_have_the_layers_of_the_first_ones() -> None:

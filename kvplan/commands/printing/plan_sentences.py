@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvplan.commands.printing.plan_tables import confidence_text, formats_text, shown, sure_text
 from kvplan.commands.printing.queues import server_text
+from kvplan.estimate.mixers import speed_caveats
 from kvplan.planner.answer.document import (
     adapter_notes,
     bridge_notes,
@@ -134,6 +135,7 @@ def assumptions(found: PlanAnswer, *, explain: bool) -> Iterator[str]:
         f"brackets hold 9 in 10 published {compared} (docs/accuracy.md)."
     )
     yield _origins(everything)
+    yield from speed_caveats(found.spec.layers)
     yield from scale_notes(everything)
     yield from [*adapter_notes(found), *offload_notes(everything)]
     yield from [*bridge_notes(everything), *network_notes(everything)]

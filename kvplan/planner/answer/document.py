@@ -8,6 +8,7 @@ from typing import Any
 from kvplan.catalog.devices.gpu_profile import REACHED_SHARE, host_bytes_per_second
 from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.vllm_refusals import service_note
+from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.speed.latency import Range
 from kvplan.estimate.speed.queues import queues_document, scale_document
 from kvplan.estimate.speed.steps.collectives import bridge_note, network_note
@@ -110,6 +111,7 @@ def plan_assumptions(plan: PlanAnswer, fix: Fix | None = None) -> list[str]:
     sentences = [
         load_assumption(plan),
         *filter(None, (limit_assumption(plan), *of_model)),
+        *speed_caveats(plan.spec.layers),
         *adapter_notes(plan),
         *offload_notes(deployments),
         *bridge_notes(deployments),

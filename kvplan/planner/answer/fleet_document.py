@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.speed.queueing.figures import Distribution
 from kvplan.fleet.routers.named import ROUTERS
 from kvplan.planner.answer.document import (
@@ -211,6 +212,7 @@ def fleet_assumptions(answer: FleetAnswer) -> list[str]:
         f"Requests are sent when the file says, whatever the fleet does; {shares}. Answers are new tokens.",
         "A window is of the requests sent within it; the caches are empty at the first request.",
         *([] if limit is None else [limit]),
+        *speed_caveats(plan.spec.layers),
         *adapter_notes(plan),
         *offload_notes(deployments),
         *bridge_notes(deployments),
