@@ -1,8 +1,8 @@
 """Trained weights and real text in every cell of the matrix: greedy answers and a search, beside each other.
 
 The reference backend answers at one block size: at the others it does so in ``test_matrix``, on random weights. CI runs
-a part, in which any two values of a cell's four axes meet on the CPU kernels and each is met on the reference, where they
-meet in ``test_matrix``; `make exhaustive` runs all.
+a part: any two values of a cell's four axes meet on the CPU kernels. On the reference each occurs, and they meet in
+``test_matrix``. `make exhaustive` runs all.
 """
 
 from __future__ import annotations
