@@ -35,8 +35,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvplan-install-") as name:
         folder = Path(name)
         builder = _environment(folder / "builder", with_pip=True)
-        # a pip that installs into other environments, and what the packages are built with; pip itself builds the
-        # sdist's wheel in an environment of its own
+        # a pip that installs into other environments, and what the packages are built with
         _run([builder, *INSTALL, "--upgrade", "pip", "build", "hatchling"], folder)
         _run([builder, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT], folder)
         for package in sorted((folder / "dist").iterdir()):

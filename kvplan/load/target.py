@@ -106,7 +106,7 @@ async def _ask(form: RequestForm, num_words: int, timeout_seconds: float) -> Req
     now = time.perf_counter()
     record = RequestRecord(0, now, now, num_words, 2)
     # A text of its own for each run: a server's cache of an earlier run must not answer.
-    prompt = PromptBook(seed=time.time_ns()).prompt(0, num_words)
+    prompt = PromptBook(seed=time.time_ns(), stream_words=num_words).prompt(0, num_words)
     client = Client(form.address, timeout_seconds=timeout_seconds)
     try:
         await client.send(record, form.request(prompt, 2, seed=0))

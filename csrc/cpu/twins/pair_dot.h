@@ -1,24 +1,22 @@
 // AVX-512's vdpbf16ps in plain loops, by its definition in Intel's manual: only tests compile it (KVPLAN_TWINS).
 #pragma once
 
-#include <cmath>
-
 #include "../simd.h"
 
 namespace kvplan {
 
 // What the unit does with a subnormal number, read or computed: a zero with its sign.
-inline float without_subnormals(float value) {
-  return std::fabs(value) < 0x1p-126f ? std::copysign(0.0f, value) : value;
+KVPLAN_INLINE float without_subnormals(float value) {
+  return __builtin_fabsf(value) < 0x1p-126f ? __builtin_copysignf(0.0f, value) : value;
 }
 
-inline float unit_float(BFloat16 value) {
+KVPLAN_INLINE float unit_float(BFloat16 value) {
   return without_subnormals(to_float(value));
 }
 
 // sum + a * b, rounded once, to nearest.
-inline float unit_fma(float sum, BFloat16 a, BFloat16 b) {
-  return without_subnormals(std::fma(unit_float(a), unit_float(b), without_subnormals(sum)));
+KVPLAN_INLINE float unit_fma(float sum, BFloat16 a, BFloat16 b) {
+  return without_subnormals(__builtin_fmaf(unit_float(a), unit_float(b), without_subnormals(sum)));
 }
 
 struct PairDotTwin {

@@ -29,6 +29,7 @@ would year years
 """
 WORDS: Final = tuple(_TEXT.split())
 """Frequent English words, each once."""
+_SPACED: Final = tuple(f"{word} " for word in WORDS)
 # Words of the stream that prompts are cut from.
 _STREAM_WORDS: Final = 1 << 16
 _NONCE_WORDS: Final = 4
@@ -64,13 +65,14 @@ class PromptBook:
     run: names the run; its own parts are in no other, because a server remembers what earlier runs asked. They begin
     with words that no other request has, of this run or another, so that no prefix cache finds one in another, however
     many tokens a word has; shared prefixes and those of ``same_prompt`` are found by it. Writing is a cut out of a
-    stream made once: a long prompt must not hold up the event loop.
+    stream made once, of at least ``stream_words``: a long prompt must not hold up the event loop.
     """
 
     seed: int
     scale: PromptScale = PLAIN_SCALE
     same_prompt: bool = False
     run: str = ""
+    stream_words: int = _STREAM_WORDS
 
     def prompt(self, index: int, num_tokens: int, prefix_index: int = 0, num_prefix_tokens: int = 0) -> str:
         """The prompt of one request: its shared prefix, then words of its own."""
@@ -117,7 +119,7 @@ class PromptBook:
     def _own(self, index: int, num_words: int) -> str:
         nonce = _nonce(_first_nonce(f"{self.seed} {self.run}") + index)[:num_words]
         num_left = num_words - len(nonce)
-        stream_words = max(_STREAM_WORDS, 1 << (2 * num_left).bit_length())  # few sizes: each is made once, and kept
+        stream_words = max(self.stream_words, 1 << (2 * num_left).bit_length())  # few sizes: each is kept
         stream = _stream(f"{self.seed} {self.run} own", stream_words)
         place = index * 7919 % (stream.num_words - num_left)
         return " ".join([*nonce, stream.words(place, num_left)]).rstrip()
@@ -155,9 +157,8 @@ class _Stream:
 
 @lru_cache(maxsize=1024)
 def _stream(key: str, count: int) -> _Stream:
-    words = random.Random(key).choices(WORDS, k=count)
-    lengths = (len(word) + 1 for word in words)
-    return _Stream("".join(f"{word} " for word in words), (0, *accumulate(lengths)))
+    words = random.Random(key).choices(_SPACED, k=count)
+    return _Stream("".join(words), tuple(accumulate(map(len, words), initial=0)))
 
 
 @dataclass(frozen=True, slots=True)
