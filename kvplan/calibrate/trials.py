@@ -14,8 +14,8 @@ from typing import Final
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import cache_dtype, element_bytes
-from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.layout import plan_layout
 from kvplan.estimate.speed.simulation.interface import BatchLimits
 from kvplan.estimate.speed.steps.step_time import StepShape, step_shape

@@ -16,7 +16,8 @@ from typing import Any, Final, cast
 from kvplan.catalog.spec import ModelSpec
 from kvplan.engines.guards import progress_to
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.kv_cache import CacheSettings, components_of
+from kvplan.estimate.cache_entries import CacheSettings
+from kvplan.estimate.kv_cache import components_of
 from kvplan.load.client.body import RequestForm
 from kvplan.load.run import run_load
 from kvplan.load.sending import run_on_loop

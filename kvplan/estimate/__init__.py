@@ -20,7 +20,8 @@ speculation          what a drafter takes and gains
 sequence_pages       what one sequence takes of an engine's pool
 parallel             what a rank holds of attention, of experts and of the layers
 kv_groups            layers that keep the same tokens: blocks of one sequence
-kv_cache, mixers     what each kind of attention and state caches, and what it costs a step
+kv_cache             what one sequence keeps; cache_entries: what each kind of attention and state caches
+mixers               what each kind costs a step
 weights, dtypes      bytes of a checkpoint, bytes of an element
 adapters             the slots of LoRA adapters
 speed/               time to first token, time per output token, throughput

@@ -15,15 +15,10 @@ from kvplan.catalog.speculation.reading import with_speculation
 from kvplan.catalog.vllm_refusals import service_note
 from kvplan.caveats import Caveat, said_of
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.cache_entries import CacheSettings, encoder_tokens_of, fixed_encoder_tokens
 from kvplan.estimate.deployments import check_options, place
 from kvplan.estimate.dtypes import cache_dtype, element_bytes, serving_dtype
-from kvplan.estimate.kv_cache import (
-    CacheSettings,
-    KvCacheSize,
-    encoder_tokens_of,
-    fixed_encoder_tokens,
-    size_sequence,
-)
+from kvplan.estimate.kv_cache import KvCacheSize, size_sequence
 from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.placed.placement import Placement, SizedDeployment
 from kvplan.estimate.sequence_pages import SequencePages, kvplan_pages, vllm_pages

@@ -10,8 +10,9 @@ from kvplan.catalog.devices.gpus import find_gpu, known_gpus
 from kvplan.catalog.models import did_you_mean, profiles, read_profile
 from kvplan.catalog.releases.vllm import latest_vllm, vllm_release
 from kvplan.errors import UsageError
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import serving_dtype
-from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.kv_cache import size_sequence
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.prediction import as_attended, as_vllm_stores
 from kvplan.estimate.weights import NAMED_FORMATS

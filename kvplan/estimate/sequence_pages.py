@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.vllm.groups import RequestShape, blocks_per_request, plan_blocks
 

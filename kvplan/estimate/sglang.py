@@ -28,8 +28,9 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.sglang import SglangRelease, sglang_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SoftmaxAttention, SparseIndexer
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.cache_entries import CacheEntry, CacheSettings, layer_entries
 from kvplan.estimate.dtypes import cache_dtype, head_scale_bytes, serving_dtype
-from kvplan.estimate.kv_cache import CacheEntry, CacheSettings, layer_entries, pipeline_slices
+from kvplan.estimate.kv_cache import pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.sglang_share import (
     DATA_CENTRE_BLACKWELL,

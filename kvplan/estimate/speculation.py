@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.spec import Drafter, ModelSpec
 from kvplan.catalog.tensors import Tensor
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import CacheSettings, components_of
+from kvplan.estimate.kv_cache import components_of
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.speed.latency import Range

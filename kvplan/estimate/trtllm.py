@@ -21,8 +21,9 @@ from typing import Final
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.trtllm import TrtllmRelease, trtllm_release
 from kvplan.catalog.spec import LatentAttention, ModelSpec
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import cache_dtype
-from kvplan.estimate.kv_cache import CacheSettings, components_of
+from kvplan.estimate.kv_cache import components_of
 from kvplan.estimate.vllm.activation import cublas_bytes
 from kvplan.estimate.vllm.budget import CONTEXT_BYTES
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm

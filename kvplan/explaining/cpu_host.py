@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterator
 
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import cache_dtype, serving_dtype
-from kvplan.estimate.kv_cache import CacheSettings, KvCacheSize, size_sequence
+from kvplan.estimate.kv_cache import KvCacheSize, size_sequence
 from kvplan.estimate.weights import size_weights
 from kvplan.explaining.startup_log import StartupLog
 from kvplan.explaining.ways_out import SuggestedChange, or_lower_to

@@ -16,8 +16,8 @@ from typing import Any, Final
 from kvplan.catalog.models import find_profile, resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import BYTES_PER_ELEMENT, cache_dtype, serving_dtype
-from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.sequence_pages import vllm_pages
 from kvplan.metrics.limits import ServerLimits
 from kvplan.metrics.reading import ServerReading

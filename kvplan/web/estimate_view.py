@@ -8,7 +8,7 @@ from kvplan.api import Estimate
 from kvplan.catalog.devices.gpu_profile import usd_per_million_tokens
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.commands.printing.estimate_rows import limit_cell
-from kvplan.estimate.kv_cache import KIND_NAMES
+from kvplan.estimate.cache_entries import KIND_NAMES
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.units import format_bytes

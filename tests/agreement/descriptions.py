@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.kvplan.layout import layer_parts
 from kvplan_engine.description.kept_units import KeptUnit, kept_units
 from kvplan_engine.description.model import ModelDescription

@@ -8,7 +8,7 @@ import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.kvplan.layout import KvPart, layer_parts
 from kvplan.paths import profiles_dir
 from kvplan_engine.blocks.block_pool import BlockPool

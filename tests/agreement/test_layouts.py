@@ -9,7 +9,7 @@ import pytest
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.kvplan.layout import KvLayout
 from kvplan.estimate.kvplan.layout import plan_layout as planned_layout
 from kvplan.paths import profiles_dir

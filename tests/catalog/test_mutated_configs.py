@@ -16,7 +16,8 @@ from tiny_configs import own_config, with_awq
 
 from kvplan.catalog.reader import read_config
 from kvplan.errors import KvplanError
-from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.cache_entries import CacheSettings
+from kvplan.estimate.kv_cache import size_sequence
 from kvplan.estimate.weights import size_weights
 
 MODELS = Path(__file__).parents[2] / "profiles" / "models"

@@ -15,7 +15,8 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import CompressedAttention, LayerSpec, ModelSpec, SoftmaxAttention
 from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.errors import KvplanError
-from kvplan.estimate.kv_cache import CacheSettings, layer_entries, size_sequence
+from kvplan.estimate.cache_entries import CacheSettings, layer_entries
+from kvplan.estimate.kv_cache import size_sequence
 from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, plan_blocks
 from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.weights import size_weights

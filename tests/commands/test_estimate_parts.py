@@ -18,8 +18,8 @@ from kvplan.catalog.models import resolve_model
 from kvplan.cli import main
 from kvplan.commands.printing.estimate_parts import layout_lines
 from kvplan.commands.printing.estimate_rows import range_cell
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.deployments import place
-from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kvplan.layout import plan_layout
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings

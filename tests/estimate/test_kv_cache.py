@@ -10,14 +10,8 @@ import pytest
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
-from kvplan.estimate.kv_cache import (
-    CacheSettings,
-    components_of,
-    pipeline_slices,
-    rank_conv_channels,
-    rank_kv_heads,
-    size_sequence,
-)
+from kvplan.estimate.cache_entries import CacheSettings, rank_conv_channels, rank_kv_heads
+from kvplan.estimate.kv_cache import components_of, pipeline_slices, size_sequence
 from kvplan.estimate.sglang import predict_sglang
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.settings import ServingSettings

@@ -6,7 +6,8 @@ import pytest
 
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import CrossAttention, LayerSpec, Mixer, ModelSpec, SoftmaxAttention, StateMixer
-from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.cache_entries import CacheSettings
+from kvplan.estimate.kv_cache import size_sequence
 from kvplan.estimate.kv_groups import FULL, STATE, Kept, KvGroup
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.paths import profiles_dir

@@ -16,7 +16,7 @@ from kvplan.catalog.tensors import Tensor
 from kvplan.errors import KvplanError
 from kvplan.estimate.adapters import engine_slot_bytes
 from kvplan.estimate.answer import EstimateRequest, make_estimate
-from kvplan.estimate.kv_cache import CacheSettings, layer_entries
+from kvplan.estimate.cache_entries import CacheSettings, layer_entries
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes
 from kvplan.estimate.kvplan.memory import predict
 from kvplan.estimate.kvplan.ranks import check_division

@@ -8,8 +8,8 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.errors import UsageError
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.deployments import place
-from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import ServingSpeed, SpeedModel
 from kvplan.estimate.speed.steps.collectives import (

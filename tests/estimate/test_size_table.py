@@ -10,7 +10,8 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
 from kvplan.errors import UsageError
 from kvplan.estimate.answer import EstimateRequest, make_estimate
-from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.cache_entries import CacheSettings
+from kvplan.estimate.kv_cache import size_sequence
 from kvplan.estimate.sequence_pages import vllm_pages
 
 CONTEXT = 32768

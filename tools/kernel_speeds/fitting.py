@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 from kernel_speeds.sampling import Point
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.collectives import LinkEfficiency, collective_cost
 from kvplan.estimate.speed.steps.measured_clock import rank_step

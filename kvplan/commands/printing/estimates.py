@@ -34,8 +34,9 @@ from kvplan.commands.printing.render import (
     say,
 )
 from kvplan.estimate.answer import EstimateAnswer
+from kvplan.estimate.cache_entries import KIND_NAMES
 from kvplan.estimate.document import deployment_figures, estimate_document
-from kvplan.estimate.kv_cache import KIND_NAMES, KvCacheSize, KvComponent
+from kvplan.estimate.kv_cache import KvCacheSize, KvComponent
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.placed.placement import SizedDeployment
 from kvplan.estimate.sequence_pages import SequencePages

@@ -29,8 +29,8 @@ from kvplan.catalog.spec import (
     WindowKind,
 )
 from kvplan.errors import unhandled_kind
+from kvplan.estimate.cache_entries import CacheSettings, refuse_scales
 from kvplan.estimate.dtypes import element_bytes, head_scale_bytes
-from kvplan.estimate.kv_cache import CacheSettings, refuse_scales
 from kvplan.estimate.kv_groups import FULL, KEPT_KINDS, STATE, Kept, KeptKind, KvGroup, blocks_for
 
 _KEPT_AS: dict[WindowKind, KeptKind] = {"full": "full", "sliding": "window", "chunked": "chunk"}

@@ -14,8 +14,8 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.spec import LatentAttention, ModelSpec, SoftmaxAttention
 from kvplan.errors import UsageError
 from kvplan.estimate.adapters import engine_slot_bytes
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.kv_groups import STATE
 from kvplan.estimate.kvplan.graphs import GraphMemory, graph_memory, launches_each_expert
 from kvplan.estimate.kvplan.held_weights import held_weight_bytes, holds_few_bits

@@ -28,7 +28,7 @@ from kvplan.catalog.spec import (
 )
 from kvplan.catalog.tensors import Tensor
 from kvplan.errors import UsageError, unhandled_kind
-from kvplan.estimate.kv_cache import rank_conv_channels, rank_kv_heads
+from kvplan.estimate.cache_entries import rank_conv_channels, rank_kv_heads
 from kvplan.estimate.kvplan.scratch import layer_input_elements
 from kvplan.settings import ServingSettings
 

@@ -11,8 +11,8 @@ from kvplan.catalog.devices.measured import MeasuredProfiles
 from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.placed.placement import Placement
 from kvplan.estimate.speed.engine_speed import engine_rules, engine_speed_model

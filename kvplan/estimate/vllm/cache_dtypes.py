@@ -23,8 +23,8 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import LatentAttention, ModelSpec
 from kvplan.errors import UsageError
+from kvplan.estimate.cache_entries import refuse_scales
 from kvplan.estimate.dtypes import cache_dtype
-from kvplan.estimate.kv_cache import refuse_scales
 from kvplan.estimate.vllm.shared_pages import MXFP8, is_shared
 from kvplan.settings import ServingSettings
 

@@ -19,8 +19,7 @@ from math import lcm
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import CompressedAttention, CrossAttention, LayerSpec, SoftmaxAttention
 from kvplan.errors import KvplanError
-from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import (
+from kvplan.estimate.cache_entries import (
     KIND_NAMES,
     CacheEntry,
     CacheSettings,
@@ -29,6 +28,7 @@ from kvplan.estimate.kv_cache import (
     rank_kv_heads,
     refuse_scales,
 )
+from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.packing import packed_groups
 from kvplan.estimate.vllm.pages import PER_REQUEST, LayerPage, PageKind, compressed_pages, stream_pages, without_streams
 from kvplan.estimate.vllm.shared_pages import is_shared, shared_pages

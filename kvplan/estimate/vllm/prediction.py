@@ -16,8 +16,9 @@ from kvplan.catalog.spec import Drafter, LatentAttention, LayerSpec, ModelSpec, 
 from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.errors import UsageError
 from kvplan.estimate.adapters import vllm_slot_bytes
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import head_scale_bytes
-from kvplan.estimate.kv_cache import CacheSettings, pipeline_slices
+from kvplan.estimate.kv_cache import pipeline_slices
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, activation_peak
 from kvplan.estimate.vllm.budget import (

@@ -11,8 +11,8 @@ from kvplan.catalog.spec import ModelSpec, StateMixer
 from kvplan.catalog.vllm_refusals import drafter_refusal, vllm_refusal
 from kvplan.caveats import Caveat
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.cache_entries import encoder_tokens_of
 from kvplan.estimate.dtypes import serving_dtype
-from kvplan.estimate.kv_cache import encoder_tokens_of
 from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB, check_free, others_bytes, shared_utilization
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype

@@ -17,7 +17,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import UsageError
 from kvplan.estimate.adapters import vllm_slot_bytes
 from kvplan.estimate.answer import with_quantization
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.kvplan.layout import KvLayout, plan_layout
 from kvplan.estimate.kvplan.memory import EnginePrediction, start_outcome
 from kvplan.estimate.kvplan.ranks import kept_part

@@ -11,7 +11,7 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed

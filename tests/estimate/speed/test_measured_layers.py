@@ -10,7 +10,8 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
-from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.cache_entries import CacheSettings
+from kvplan.estimate.kv_cache import size_sequence
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.engine_speed import engine_speed_model
 from kvplan.estimate.speed.latency import SpeedModel

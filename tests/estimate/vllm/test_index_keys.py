@@ -17,7 +17,8 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SparseIndexer, StateMixer
 from kvplan.cli import main
 from kvplan.errors import KvplanError
-from kvplan.estimate.kv_cache import CacheSettings, layer_entries, size_sequence
+from kvplan.estimate.cache_entries import CacheSettings, layer_entries
+from kvplan.estimate.kv_cache import size_sequence
 from kvplan.estimate.mixers import attention_spans
 from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, plan_blocks
 from kvplan.estimate.vllm.prediction import predict_vllm

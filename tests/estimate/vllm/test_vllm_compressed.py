@@ -16,7 +16,7 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import CompressedAttention, LayerSpec, SparseIndexer
 from kvplan.errors import KvplanError, UsageError
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.vllm.groups import (
     RequestShape,
     blocks_per_request,

@@ -12,7 +12,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, SoftmaxAttention, SparseIndexer, StateMixer
 from kvplan.errors import KvplanError
-from kvplan.estimate.kv_cache import CacheSettings
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.estimate.vllm.groups import (
     BlockPlan,

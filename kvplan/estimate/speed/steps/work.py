@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.spec import LatentAttention, ModelSpec, MoeFeedForward, QuantizationSpec, StateMixer
 from kvplan.catalog.tensors import count_elements
+from kvplan.estimate.cache_entries import CacheSettings
 from kvplan.estimate.dtypes import element_bytes
-from kvplan.estimate.kv_cache import CacheSettings, size_sequence
+from kvplan.estimate.kv_cache import size_sequence
 from kvplan.estimate.mixers import AttentionSpan, merged_spans
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.step_time import step_shape, whole_activation_bytes
