@@ -8,12 +8,11 @@ What kvplan's own engine reserves on a GPU for CUDA graphs of steps. No run has 
 A captured step allocates nothing that grows with the batch: every operation writes into the workspace. What is left is
 the driver's memory for each launch of each graph, and the workspace that cuBLAS takes for the stream of the capture.
 
-The driver's share is from elsewhere: vLLM's first
-engine captured whole decode steps too, 35 sizes of some 10 launches a layer, and logged 0.21 GiB for 28 layers (0.6.6,
-Qwen2.5 1.5B, L40S: github.com/lennonYe/6998_project) and 0.38 GiB for 48 layers (0.7.3, Qwen2.5 14B, A100:
-github.com/baodangtrandev/RAG-): 22 and 23 KiB for each launch. NVIDIA's own cccl (pull request 3768) counts "around 10
-KB per kernel node". Drivers before 550 (CUDA 12.4) took 64 KiB (PyTorch's notes on CUDAGraph trees; issue 5517 of
-vllm-project/vllm: 3.8 GiB fell to 1.1 with the driver).
+The driver's share is from elsewhere: vLLM's first engine captured whole decode steps too, 35 sizes of some 10 launches
+a layer, and logged 0.21 GiB for 28 layers (0.6.6, Qwen2.5 1.5B, L40S: github.com/lennonYe/6998_project) and 0.38 GiB
+for 48 layers (0.7.3, Qwen2.5 14B, A100: github.com/baodangtrandev/RAG-): 22 and 23 KiB for each launch. NVIDIA's own
+cccl (pull request 3768) counts "around 10 KB per kernel node". Drivers before 550 (CUDA 12.4) took 64 KiB (PyTorch's
+notes on CUDAGraph trees; issue 5517 of vllm-project/vllm: 3.8 GiB fell to 1.1 with the driver).
 """
 
 from __future__ import annotations
