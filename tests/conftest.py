@@ -76,20 +76,29 @@ def smollm2_file() -> Path:
 
 
 @pytest.fixture
-def ended(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
-    """Run a command in this process, as one line or as words; what it says on stdout and on stderr.
+def ran(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process, as one line or as words; its code, and what it says on stdout and on stderr."""
 
-    AssertionError where it does not end with ``code``.
-    """
-
-    def run(*words: str, code: int) -> tuple[str, str]:
+    def run(*words: str) -> tuple[int, str, str]:
         from kvplan.cli import main
 
         capsys.readouterr()
-        assert main(shlex.split(words[0]) if len(words) == 1 else list(words)) == code
-        return capsys.readouterr()
+        code = main(shlex.split(words[0]) if len(words) == 1 else list(words))
+        return code, *capsys.readouterr()
 
     return run
+
+
+@pytest.fixture
+def ended(ran: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[str, str]]:
+    """What a command says on stdout and on stderr; AssertionError where it does not end with ``code``."""
+
+    def ended(*words: str, code: int) -> tuple[str, str]:
+        found, out, err = ran(*words)
+        assert found == code, err
+        return out, err
+
+    return ended
 
 
 @pytest.fixture

@@ -96,16 +96,11 @@ def test_a_window_beyond_which_nothing_is_kept_lets_more_sequences_in(capsys: py
     assert longer.kv_cache_tokens == longer.num_blocks * 16
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["estimate", *arguments]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize("models", [["llama-3.1-8b"], ["llama-3.1-8b", "qwen3-8b"]])
 def test_tables_say_how_far_the_tokens_can_lie_from_the_prediction(
-    capsys: pytest.CaptureFixture[str], models: list[str]
+    printed_by: Callable[..., str], models: list[str]
 ) -> None:
-    lines = printed(capsys, *models, "--gpu", "h100", "--ctx", "8k").splitlines()
+    lines = printed_by("estimate", *models, "--gpu", "h100", "--ctx", "8k").splitlines()
     title = next(line for line in lines if "fit at once" in line)
     assert "+/- is a 90 % interval" in title
     head, row = lines[lines.index(title) + 1], lines[lines.index(title) + 3]
@@ -114,13 +109,13 @@ def test_tables_say_how_far_the_tokens_can_lie_from_the_prediction(
     assert share[1] == "%" and 0 < float(share[0]) < 5
 
 
-def test_a_deployment_that_fits_only_if_all_goes_well_is_said_to(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "may not fit: at the low end" in printed(capsys, "qwen3-30b-a3b", "--gpu", "h100", "--ctx", "120k")
-    assert "may not fit" not in printed(capsys, "qwen3-30b-a3b", "--gpu", "h200", "--ctx", "120k")
+def test_a_deployment_that_fits_only_if_all_goes_well_is_said_to(printed_by: Callable[..., str]) -> None:
+    assert "may not fit: at the low end" in printed_by("estimate", "qwen3-30b-a3b", "--gpu", "h100", "--ctx", "120k")
+    assert "may not fit" not in printed_by("estimate", "qwen3-30b-a3b", "--gpu", "h200", "--ctx", "120k")
 
 
-def test_explain_lists_the_causes_with_their_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "llama-3.1-8b", "--gpu", "gb10", "--ctx", "8k", "--explain")
+def test_explain_lists_the_causes_with_their_bytes(printed_by: Callable[..., str]) -> None:
+    text = printed_by("estimate", "llama-3.1-8b", "--gpu", "gb10", "--ctx", "8k", "--explain")
     assert "GiB of KV pool" in text
     causes = [line.split()[1] for line in text.splitlines() if line.startswith("    +/- ")]
     assert len(causes) == 7
@@ -128,12 +123,12 @@ def test_explain_lists_the_causes_with_their_bytes(capsys: pytest.CaptureFixture
     assert "memory that is the host's" in text
 
 
-def test_an_engine_without_start_ups_has_no_column(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "+/-" not in printed(capsys, "gpt2", "--gpu", "h100", "--engine", "kvplan")
+def test_an_engine_without_start_ups_has_no_column(printed_by: Callable[..., str]) -> None:
+    assert "+/-" not in printed_by("estimate", "gpt2", "--gpu", "h100", "--engine", "kvplan")
 
 
-def test_csv_has_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    row = next(csv.DictReader(io.StringIO(printed(capsys, "gpt2", "--gpu", "h100", "--format", "csv"))))
+def test_csv_has_both_ends(printed_by: Callable[..., str]) -> None:
+    row = next(csv.DictReader(io.StringIO(printed_by("estimate", "gpt2", "--gpu", "h100", "--format", "csv"))))
     assert int(row["kv_cache_tokens_low"]) < int(row["kv_cache_tokens"]) < int(row["kv_cache_tokens_high"])
 
 
@@ -147,9 +142,9 @@ def test_an_interval_from_nothing_is_said_in_tokens() -> None:
     assert range_cell(empty) == "0 to 37,000"
 
 
-def test_a_headline_shows_what_vllm_keeps(capsys: pytest.CaptureFixture[str], answer_of: Callable[..., Any]) -> None:
+def test_a_headline_shows_what_vllm_keeps(printed_by: Callable[..., str], answer_of: Callable[..., Any]) -> None:
     """DeepSeek-V3.2: 61 layers of 576 numbers of 2 B, and of 132 B of index keys."""
-    shown = printed(capsys, "deepseek-v3.2", "--gpu", "8xh200", "--ctx", "64k")
+    shown = printed_by("estimate", "deepseek-v3.2", "--gpu", "8xh200", "--ctx", "64k")
     assert "KV cache  78,324 B per token" in shown and "85,888" not in shown
     assert 70272 + 61 * 132 == 78324
     assert "One sequence of 64k tokens: 4.78 GiB (4.78 GiB in whole blocks; 4.78 GiB must be free to admit it)" in shown
@@ -173,15 +168,9 @@ def test_a_token_costs_the_same_in_the_list_of_models(name: str) -> None:
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = main(["estimate", *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
-def test_a_second_model_by_two_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_model_by_two_options(ran: Callable[..., tuple[int, str, str]]) -> None:
     options = ("--ctx", "8k", "--gpu", "4xh100", "--speculative-model", "llama-3.2-1b", "--num-speculative-tokens", "4")
-    code, out, err = run(capsys, "llama-3.1-70b", *options)
+    code, out, err = ran("estimate", "llama-3.1-70b", *options)
     assert (code, err) == (0, "")
     assert "Drafter   llama-3.2-1b (draft_model), 4 draft tokens per step: 606.13 MiB of weights per GPU" in out
     assert "32,768 B per token of KV cache" in out
@@ -189,9 +178,9 @@ def test_a_second_model_by_two_options(capsys: pytest.CaptureFixture[str]) -> No
     assert rates == ["0.5", "0.7", "0.9"]
 
 
-def test_the_json_of_vllm_and_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_of_vllm_and_a_rate(ran: Callable[..., tuple[int, str, str]]) -> None:
     options = ("--ctx", "8k", "--gpu", "h100", "--speculative-config", CONFIG, "--acceptance-rate", "0.5", "--json")
-    code, out, _ = run(capsys, "llama-3.1-8b", *options)
+    code, out, _ = ran("estimate", "llama-3.1-8b", *options)
     assert code == 0
     found = json.loads(out)["speculation"]
     assert (found["method"], found["num_speculative_tokens"], found["bytes_per_token"]) == ("ngram", 4, 0)
@@ -201,15 +190,15 @@ def test_the_json_of_vllm_and_a_rate(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("output", ["table", "md"])
-def test_a_method_without_weights_says_so(capsys: pytest.CaptureFixture[str], output: str) -> None:
+def test_a_method_without_weights_says_so(ran: Callable[..., tuple[int, str, str]], output: str) -> None:
     options = ("--ctx", "8k", "--gpu", "h100", "--speculative-config", CONFIG, "--format", output)
-    _, out, _ = run(capsys, "llama-3.1-8b", *options)
+    _, out, _ = ran("estimate", "llama-3.1-8b", *options)
     assert "Drafter   n-grams of the text so far, 4 draft tokens per step: no weights and no cache" in out
 
 
-def test_gpus_of_several_counts_are_one_answer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpus_of_several_counts_are_one_answer(ran: Callable[..., tuple[int, str, str]]) -> None:
     options = ("--ctx", "8k", "--gpu", "2xh100,h200", "--num-speculative-tokens", "1", "--json")
-    _, out, _ = run(capsys, "mimo-7b-base", *options)
+    _, out, _ = ran("estimate", "mimo-7b-base", *options)
     found = json.loads(out)
     assert [each["gpu"] for each in found["speculation"]["deployments"]] == ["h100-sxm", "h200"]
     assert len(found["deployments"]) == 2

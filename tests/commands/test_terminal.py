@@ -7,7 +7,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -159,11 +159,6 @@ def test_json_is_ascii_where_the_output_can_say_no_more(monkeypatch: pytest.Monk
 LOG = str(Path(__file__).parents[1] / "data" / "startup_logs" / "vllm-0.19-llama-3.1-8b-h100.log")
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 0
-    return capsys.readouterr().out
-
-
 def tables(text: str) -> list[list[list[str]]]:
     """The Markdown tables of a text, row by row; the dashes below a head are left out."""
     found: list[list[list[str]]] = [[]]
@@ -176,25 +171,25 @@ def tables(text: str) -> list[list[list[str]]]:
     return [table for table in found if table]
 
 
-def test_a_plan_in_markdown_has_the_rows_of_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_in_markdown_has_the_rows_of_its_table(printed_by: Callable[..., str]) -> None:
     question = ("plan", "llama-3.1-8b", "--users", "8", "--ctx-max", "4k", "--gpu", "h100")
-    text = printed(capsys, *question, "--format", "md")
+    text = printed_by(*question, "--format", "md")
     assert text.startswith("**meta-llama/Llama-3.1-8B**\n\nRent 1 x h100-sxm")
     assert "\n```\nvllm serve meta-llama/Llama-3.1-8B " in text
     first, *others = tables(text)
-    shown = printed(capsys, *question)
+    shown = printed_by(*question)
     for row in first[1:]:
         assert any(line.split() == " ".join(row).split() for line in shown.splitlines())
     assert all(table[0] == first[0] for table in others)
 
 
-def test_an_account_in_each_format(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_account_in_each_format(printed_by: Callable[..., str]) -> None:
     question = ("explain", LOG, "--model", "llama-3.1-8b")
-    document = json.loads(printed(capsys, *question, "--format", "json"))
-    assert json.loads(printed(capsys, *question, "--json")) == document
-    rows = list(csv.DictReader(io.StringIO(printed(capsys, *question, "--format", "csv"))))
+    document = json.loads(printed_by(*question, "--format", "json"))
+    assert json.loads(printed_by(*question, "--json")) == document
+    rows = list(csv.DictReader(io.StringIO(printed_by(*question, "--format", "csv"))))
     assert [row["part"] for row in rows] == [part["part"] for part in document["memory"]]
-    text = printed(capsys, *question, "--format", "md")
+    text = printed_by(*question, "--format", "md")
     (table,) = tables(text)
     assert table[0] == ["GiB of one GPU", "log", "kvplan", "difference"]
     logged = {part["part"]: part["logged_bytes"] for part in document["memory"]}

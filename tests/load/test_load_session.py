@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 from fake_server import FakeServer, running
 from metric_pages import LLAMACPP_PAGE, vllm_page
 
-from kvplan.cli import main
 from kvplan.runs.columns import COLUMN_NAMES, table_columns
 
 BENCH_KEYS = frozenset(
@@ -41,19 +41,13 @@ def vllm_like(server: FakeServer) -> None:
     server.metrics = page
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["load", *words])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
-def test_a_load_writes_what_a_sweep_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_load_writes_what_a_sweep_writes(tmp_path: Path, ran: Callable[..., tuple[int, str, str]]) -> None:
     server = FakeServer(gap=0.025)
     vllm_like(server)
     out = tmp_path / "run"
     with running(server):
         words = ("--num-prompts", "24", "--max-concurrency", "4", "--output-len", "12", "--slo", "ttft:5000")
-        code, printed, _ = run(capsys, server.url, *words, "--out", str(out), "--api-key", "secret")
+        code, printed, _ = ran("load", server.url, *words, "--out", str(out), "--api-key", "secret")
     assert code == 0
     assert {path.name for path in out.iterdir()} >= {"trials.jsonl", "results.csv", "manifest.json", "summary.json",
                                                      "report.html", "occupancy.png"}  # fmt: skip
@@ -69,7 +63,7 @@ def test_a_load_writes_what_a_sweep_writes(tmp_path: Path, capsys: pytest.Captur
     assert all("secret" not in path.read_text(errors="replace") for path in out.glob("*.json*"))
 
 
-def test_a_missed_service_level_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missed_service_level_is_said(tmp_path: Path, ran: Callable[..., tuple[int, str, str]]) -> None:
     with running(FakeServer(ttft=0.05)) as server:
         words = (
             "--num-prompts",
@@ -82,7 +76,7 @@ def test_a_missed_service_level_is_said(tmp_path: Path, capsys: pytest.CaptureFi
             "--out",
             str(tmp_path / "run"),
         )
-        code, printed, _ = run(capsys, server.url, *words)
+        code, printed, _ = ran("load", server.url, *words)
     assert code == 0
     assert re.search(
         r"Service level missed: TTFT p99 [\d.]+ ms \(bound 20\), TPOT p99 [\d.]+ ms \(bound 900\)", printed
@@ -90,11 +84,11 @@ def test_a_missed_service_level_is_said(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_json_has_the_keys_of_vllm_bench_serve_and_nothing_else_on_stdout(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ran: Callable[..., tuple[int, str, str]]
 ) -> None:
     with running(FakeServer(gap=0.001)) as server:
         words = ("--num-prompts", "5", "--max-concurrency", "5", "--output-len", "3", "--json")
-        code, printed, talk = run(capsys, server.url, *words, "--out", str(tmp_path / "run"))
+        code, printed, talk = ran("load", server.url, *words, "--out", str(tmp_path / "run"))
     document = json.loads(printed)
     assert code == 0
     assert document.keys() >= BENCH_KEYS
@@ -105,11 +99,11 @@ def test_json_has_the_keys_of_vllm_bench_serve_and_nothing_else_on_stdout(
 
 
 def test_a_pool_that_the_server_does_not_tell_is_not_shown_as_empty(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ran: Callable[..., tuple[int, str, str]]
 ) -> None:
     with running(FakeServer(gap=0.25, metrics=lambda: LLAMACPP_PAGE)) as server:
         words = ("--num-prompts", "2", "--output-len", "6", "--out", str(tmp_path / "run"))
-        code, printed, _ = run(capsys, server.url, *words)
+        code, printed, _ = ran("load", server.url, *words)
     assert code == 0 and "Server (llamacpp): 1 running" in printed
     page = (tmp_path / "run" / "report.html").read_text()
     assert "How full the KV pool was is not told by this server" in page
@@ -117,19 +111,19 @@ def test_a_pool_that_the_server_does_not_tell_is_not_shown_as_empty(
 
 
 def test_a_figure_that_is_not_finite_costs_that_figure_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ran: Callable[..., tuple[int, str, str]]
 ) -> None:
     server = FakeServer(gap=0.001)
     server.metrics = lambda: vllm_page(usage=float("nan"))
     with running(server):
         words = ("--num-prompts", "5", "--max-concurrency", "5", "--output-len", "3", "--json")
-        code, printed, _ = run(capsys, server.url, *words, "--out", str(tmp_path / "run"))
+        code, printed, _ = ran("load", server.url, *words, "--out", str(tmp_path / "run"))
     document = json.loads(printed)
     assert (code, document["completed"], document["kv_usage_max"]) == (0, 5, None)
 
 
 def test_a_search_finds_the_most_users_within_the_service_level(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, ran: Callable[..., tuple[int, str, str]]
 ) -> None:
     class Crowded(FakeServer):
         """Slow as soon as more than five are served at once."""
@@ -140,7 +134,7 @@ def test_a_search_finds_the_most_users_within_the_service_level(
 
     with running(Crowded(gap=0.0)) as server:
         words = ("--search", "users=1..8", "--slo", "ttft:300", "--output-len", "2", "--num-prompts", "16", "--json")
-        code, printed, _ = run(capsys, server.url, *words, "--out", str(tmp_path / "run"))
+        code, printed, _ = ran("load", server.url, *words, "--out", str(tmp_path / "run"))
     document = json.loads(printed)
     (search,) = document["slo"]["searches"]
     assert code == 0
@@ -151,7 +145,7 @@ def test_a_search_finds_the_most_users_within_the_service_level(
     assert "(p99) met up to 5 users (" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_search_over_rates_begins_with_the_capacity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_over_rates_begins_with_the_capacity(tmp_path: Path, ran: Callable[..., tuple[int, str, str]]) -> None:
     with running(FakeServer(ttft=0.002, gap=0.0)) as server:
         words = (
             "--search",
@@ -163,36 +157,40 @@ def test_a_search_over_rates_begins_with_the_capacity(tmp_path: Path, capsys: py
             "--num-prompts",
             "10",
         )
-        code, printed, _ = run(capsys, server.url, *words, "--json", "--out", str(tmp_path / "run"))
+        code, printed, _ = ran("load", server.url, *words, "--json", "--out", str(tmp_path / "run"))
     assert code == 0
     assert json.loads(printed)["slo"]["searches"][0]["keeps"] == 200
 
 
-def test_failed_requests_are_said_and_the_others_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_requests_are_said_and_the_others_reported(
+    tmp_path: Path, ran: Callable[..., tuple[int, str, str]]
+) -> None:
     server = FakeServer(gap=0.0, refuse=lambda number: 503 if number == 5 else None)
     with running(server):
         words = ("--num-prompts", "8", "--max-concurrency", "2", "--output-len", "2")
-        code, printed, talk = run(capsys, server.url, *words, "--out", str(tmp_path / "run"))
+        code, printed, talk = ran("load", server.url, *words, "--out", str(tmp_path / "run"))
     assert code == 1, "as --max-failed 0 has it"
     assert "1 of 8 requests: 503: The engine is busy." in talk
     assert "7 of 8 requests served" in printed
 
 
-def test_a_run_without_a_served_request_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_served_request_has_failed(tmp_path: Path, ran: Callable[..., tuple[int, str, str]]) -> None:
     server = FakeServer(refuse=lambda number: 503 if number >= 2 else None)  # the probes are served
     with running(server):
         words = ("--num-prompts", "3", "--output-len", "2", "--slo", "ttft:100")
-        code, printed, talk = run(capsys, server.url, *words, "--out", str(tmp_path / "run"))
+        code, printed, talk = ran("load", server.url, *words, "--out", str(tmp_path / "run"))
     assert code == 1
     assert "0 of 3 requests served" in printed
     assert "3 of 3 requests: 503: The engine is busy." in talk
     assert "Traceback" not in talk
 
 
-def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_holds_a_run_is_not_written_over(
+    tmp_path: Path, ran: Callable[..., tuple[int, str, str]]
+) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with running(FakeServer()) as server:
-        code, _, talk = run(capsys, server.url, "--out", str(tmp_path))
+        code, _, talk = ran("load", server.url, "--out", str(tmp_path))
     assert code == 1
     assert "already holds a" in talk and "--resume" not in talk
 
@@ -237,10 +235,10 @@ def test_a_mistake_is_one_sentence_and_a_hint(
     sentence: str,
     hint: str,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    ran: Callable[..., tuple[int, str, str]],
 ) -> None:
     with running(server):
-        found, printed, talk = run(capsys, server.url, *words, "--out", str(tmp_path / "run"))
+        found, printed, talk = ran("load", server.url, *words, "--out", str(tmp_path / "run"))
     assert (found, printed) == (code, "")
     assert sentence in talk and hint in talk
     assert "Traceback" not in talk
@@ -248,17 +246,17 @@ def test_a_mistake_is_one_sentence_and_a_hint(
 
 
 def test_a_missing_package_is_named_with_its_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, ran: Callable[..., tuple[int, str, str]]
 ) -> None:
     monkeypatch.setitem(sys.modules, "httptools", None)  # what Python itself takes for a package that is missing
-    code, _, talk = run(capsys, "http://127.0.0.1:9")
+    code, _, talk = ran("load", "http://127.0.0.1:9")
     assert code == 2
     assert "needs a package that is not installed: httptools" in talk
     assert "pip install 'kvplan[load]'" in talk
 
 
-def test_the_self_test_measures_this_client_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed, _ = run(capsys, "--self-test", "--max-concurrency", "8", "--output-len", "8", "--json")
+def test_the_self_test_measures_this_client_alone(ran: Callable[..., tuple[int, str, str]]) -> None:
+    code, printed, _ = ran("load", "--self-test", "--max-concurrency", "8", "--output-len", "8", "--json")
     document = json.loads(printed)
     assert code == 0
     assert document["tokens_per_second"] > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from kvplan.catalog.devices.measured import load_measured
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.published_errors import ErrorInterval
-from kvplan.cli import main
 from kvplan.commands.printing.fleets import growth_sentence, print_fleet
 from kvplan.errors import KvplanError, UsageError
 from kvplan.fleet.replicas.fleet import FleetPlay, FleetSample
@@ -242,22 +241,14 @@ def test_the_picture_has_the_charts_of_the_page(answer: FleetAnswer, tmp_path: P
     assert (tmp_path / "fleet.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = main(words)
-    out, err = capsys.readouterr()
-    return code, out, err
-
-
 @pytest.fixture
 def words(trace: Path) -> Iterator[list[str]]:
     yield ["plan", "llama-3.1-8b", "--workload", str(trace), "--window", "20s", "--gpu", "l40s", "--max-gpus", "16"]
 
 
-def test_the_command_answers_first(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_answers_first(words: list[str], tmp_path: Path, ran: Callable[..., tuple[int, str, str]]) -> None:
     page = tmp_path / "fleet.html"
-    code, out, err = printed(
-        [*words, "--slo", "p90_ttft:2000 p90_tpot:60", "--router", "round_robin", "--html", str(page)], capsys
-    )
+    code, out, err = ran(*words, "--slo", "p90_ttft:2000 p90_tpot:60", "--router", "round_robin", "--html", str(page))
     assert code == 0 and out.startswith("Rent ") and "120 requests over" in out.splitlines()[0]
     assert "in every window of 20 s" in out and "Headroom: " in out and "best so far: " in err
     assert "behind each router" not in out  # one was named
@@ -265,17 +256,17 @@ def test_the_command_answers_first(words: list[str], tmp_path: Path, capsys: pyt
 
 
 def test_nothing_that_keeps_the_level_is_said_with_what_came_nearest(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str], ran: Callable[..., tuple[int, str, str]]
 ) -> None:
-    code, out, err = printed([*words[:-1], "1", "--slo", "p90_ttft:400 p90_tpot:60"], capsys)
+    code, out, err = ran(*words[:-1], "1", "--slo", "p90_ttft:400 p90_tpot:60")
     assert code == 1 and not out and "No fleet of at most 1 GPU keeps p90 TTFT within 400 ms" in err and "hint: " in err
     assert err.startswith("note: "), "what was made of the file may be why"
 
 
 def test_prompts_that_are_too_slow_alone_are_why_nothing_keeps_the_level(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str], ran: Callable[..., tuple[int, str, str]]
 ) -> None:
-    code, out, err = printed([*words, "--slo", "p90_ttft:20", "--json"], capsys)
+    code, out, err = ran(*words, "--slo", "p90_ttft:20", "--json")
     document = json.loads(out)
     assert code == 1 and re.search(r"Even with nobody beside them prompts take \d+ ms \(p90_ttft\)", err)
     assert document["fleet"]["best"] is None and document["deployments"] == []
@@ -294,19 +285,19 @@ def test_prompts_that_are_too_slow_alone_are_why_nothing_keeps_the_level(
     ],
 )
 def test_options_that_cannot_be(
-    options: list[str], sentence: str, trace: Path, capsys: pytest.CaptureFixture[str]
+    options: list[str], sentence: str, trace: Path, ran: Callable[..., tuple[int, str, str]]
 ) -> None:
-    code, out, err = printed(["plan", "llama-3.1-8b", "--workload", str(trace), "--gpu", "l40s", *options], capsys)
+    code, out, err = ran("plan", "llama-3.1-8b", "--workload", str(trace), "--gpu", "l40s", *options)
     assert code == 2 and not out and sentence in err and "hint: " in err
 
 
-def test_the_same_file_in_python_is_the_commands_answer(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_file_in_python_is_the_commands_answer(trace: Path, ran: Callable[..., tuple[int, str, str]]) -> None:
     """``kvplan.plan`` reduced it to its busiest minutes, and played nothing."""
     options = {"gpu": "l40s", "max_gpus": 4, "window": "20s", "router": "round-robin"}
     options |= {"slo": "p90_ttft:2000 p90_tpot:60", "quantization": "published", "kv_cache_dtype": "auto"}
     plan = kvplan.plan("llama-3.1-8b", workload=trace, **options)  # type: ignore[arg-type]
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    code, out, _ = printed(["plan", "llama-3.1-8b", "--workload", str(trace), *words], capsys)
+    code, out, _ = ran("plan", "llama-3.1-8b", "--workload", str(trace), *words)
     assert isinstance(plan, kvplan.TracePlan) and code == 0
     assert timeless(str(plan)) == timeless(out)
     assert timeless(plan.to_dict()) == timeless(fleet_document(plan.fleet))
@@ -359,11 +350,11 @@ def rows(times: list[float]) -> str:
     ],
 )
 def test_a_trace_that_cannot_be_played_is_said_in_a_sentence(
-    text: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, sentence: str, tmp_path: Path, ran: Callable[..., tuple[int, str, str]]
 ) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(text, encoding="utf-8")
-    code, out, err = printed(["plan", "llama-3.1-8b", "--workload", str(path), "--gpu", "l40s"], capsys)
+    code, out, err = ran("plan", "llama-3.1-8b", "--workload", str(path), "--gpu", "l40s")
     assert code == 1 and not out and err.count("error: ") == 1 and "hint: " in err
     assert re.search(sentence, err.replace("\n  ", " ")), err
 

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Callable
 
 import pytest
 import yaml
@@ -16,7 +17,6 @@ from kvplan.catalog.devices.gpus import find_gpu, load_gpus
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.releases.vllm import latest_vllm
-from kvplan.cli import main
 from kvplan.errors import UsageError
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.latency import Range
@@ -46,12 +46,6 @@ def plan(*gpus: str, model: str = "llama-3.1-8b", **settings: object) -> PlanAns
     return make_plan(resolve_model(model), PlanRequest(gpus=profiles, **asked))  # type: ignore[arg-type]
 
 
-def run(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = main(shlex.split(words))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 # defect 7
 
 
@@ -75,12 +69,12 @@ def test_the_cost_of_a_rate_is_that_of_the_tokens_asked_for() -> None:
 
 
 def test_a_rate_that_is_only_likely_kept_up_with_is_said_with_its_confidence(
-    capsys: pytest.CaptureFixture[str],
+    ran: Callable[..., tuple[int, str, str]],
 ) -> None:
     words = "plan llama-3.1-8b --request-rate 3.3 --input-len 4k --gpu l40s --max-gpus 3"
-    code, printed, _ = run(words, capsys)
+    code, printed, _ = ran(words)
     assert code == 0 and "Carries this load: 80 % sure." in printed
-    found = [json.loads(run(f"{words} --json{more}", capsys)[1]) for more in ("", " --confidence 0.9")]
+    found = [json.loads(ran(f"{words} --json{more}")[1]) for more in ("", " --confidence 0.9")]
     usual, surer = (each["deployments"][0]["performance"] for each in found)
     assert usual["slo"] == "met" and surer["slo"] == "likely"
     assert {round(each["confidence"], 2) for each in (usual, surer)} == {0.8}
@@ -94,8 +88,8 @@ def test_share_of_a_range(bound: float, share: float) -> None:
 # defect 8
 
 
-def test_more_users_than_the_gpus_hold_says_how_many_gpus_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = run("plan llama-3.1-8b --users 5000 --ctx-avg 8k --gpu h100 rtx-4080", capsys)
+def test_more_users_than_the_gpus_hold_says_how_many_gpus_it_takes(ran: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, said = ran("plan llama-3.1-8b --users 5000 --ctx-avg 8k --gpu h100 rtx-4080")
     assert code == 1
     assert "5,000 are needed" in said and "h100" in said and "weights" not in said
     fix = cheapest_fix(plan("h100", "rtx-4080", num_users=5000))
@@ -126,9 +120,9 @@ def test_an_unreachable_service_level_names_the_nearest_by_speed_and_what_it_rea
 
 
 def test_formats_that_the_hardware_supports_are_tried_and_shown_beside_the_published_one(
-    capsys: pytest.CaptureFixture[str],
+    ran: Callable[..., tuple[int, str, str]],
 ) -> None:
-    code, printed, _ = run("plan llama-3.1-70b --users 20 --ctx-avg 8k --gpu h100", capsys)
+    code, printed, _ = ran("plan llama-3.1-70b --users 20 --ctx-avg 8k --gpu h100")
     assert code == 0
     first, _, others = printed.partition("Cheaper or faster with other formats:")
     assert "fp8" not in first
@@ -163,7 +157,9 @@ def three_replicas() -> PlannedDeployment:
     return best
 
 
-def test_every_replica_has_its_command_and_a_balancer_stands_before_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_replica_has_its_command_and_a_balancer_stands_before_them(
+    ran: Callable[..., tuple[int, str, str]],
+) -> None:
     best = three_replicas()
     processes = vllm_processes(best, LLAMA.id)
     assert len(processes) == best.replicas
@@ -172,10 +168,10 @@ def test_every_replica_has_its_command_and_a_balancer_stands_before_them(capsys:
     balancer = balancer_command(best, LLAMA.id) or ""
     assert all(f":{process.port}" in balancer for process in processes)
     words = "plan llama-3.1-8b --users 60 --ctx-max 8k --gpu l40s --tp 1 --quantization published --no-calibration"
-    _, printed, _ = run(words, capsys)
+    _, printed, _ = ran(words)
     assert all(process.line in printed for process in processes) and balancer in printed
     assert f"\n  all {best.replicas} processes (vllm):\n" in printed
-    _, printed, _ = run(words.replace("60", "30"), capsys)
+    _, printed, _ = ran(words.replace("60", "30"))
     assert "\n  both processes (vllm):\n" in printed
 
 
@@ -220,10 +216,10 @@ def test_kubernetes_joins_nodes_in_a_leader_worker_set() -> None:
     assert service["spec"]["selector"]["role"] == "leader"
 
 
-def test_formats_to_apply_are_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_formats_to_apply_are_printed_alone(ran: Callable[..., tuple[int, str, str]]) -> None:
     words = "plan llama-3.1-8b --users 60 --ctx-avg 8k --gpu l40s --format"
-    assert set(yaml.safe_load(run(f"{words} compose", capsys)[1])) <= {"services", "configs"}
-    assert len(list(yaml.safe_load_all(run(f"{words} kubernetes", capsys)[1]))) == 2
+    assert set(yaml.safe_load(ran(f"{words} compose")[1])) <= {"services", "configs"}
+    assert len(list(yaml.safe_load_all(ran(f"{words} kubernetes")[1]))) == 2
 
 
 def test_head_room_and_a_spare_replica() -> None:
@@ -240,8 +236,8 @@ def test_head_room_and_a_spare_replica() -> None:
 # defect 12
 
 
-def test_a_model_that_needs_two_nodes_is_planned_over_two(capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed, _ = run("plan deepseek-v3 --users 64 --ctx-avg 8k --gpu h100-sxm --max-gpus 16", capsys)
+def test_a_model_that_needs_two_nodes_is_planned_over_two(ran: Callable[..., tuple[int, str, str]]) -> None:
+    code, printed, _ = ran("plan deepseek-v3 --users 64 --ctx-avg 8k --gpu h100-sxm --max-gpus 16")
     assert code == 0
     assert "16 x h100-sxm, tp 8, pp 2" in printed and "400 Gb/s" in printed
     assert "--nnodes 2 --node-rank 1" in printed and "--headless" in printed
@@ -250,25 +246,25 @@ def test_a_model_that_needs_two_nodes_is_planned_over_two(capsys: pytest.Capture
     assert layouts == {ParallelLayout(8, 1, 2, True)}, "the experts' buffers of 16 groups hold the tokens of all"
 
 
-def test_a_hint_promises_no_more_than_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, complaint = run("plan llama-3.1-8b --users 63 --ctx-avg 4k --gpu 1xl4", capsys)
+def test_a_hint_promises_no_more_than_the_table(ran: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, complaint = ran("plan llama-3.1-8b --users 63 --ctx-avg 4k --gpu 1xl4")
     sentence, name = re.search(r"hint: (.*): then (.*) serves it\n", complaint).groups()  # type: ignore[union-attr]
     assert code == 1 and sentence.startswith("raise --max-gpus to ")
     more = sentence.removeprefix("raise --max-gpus to ")
-    code, printed, _ = run(f"plan llama-3.1-8b --users 63 --ctx-avg 4k --gpu l4 --max-gpus {more}", capsys)
+    code, printed, _ = ran(f"plan llama-3.1-8b --users 63 --ctx-avg 4k --gpu l4 --max-gpus {more}")
     assert code == 0 and name in printed
 
 
-def test_sizes_that_divide_nothing_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, complaint = run("plan llama-3.1-8b --users 4 --gpu h100-sxm --tp 3", capsys)
+def test_sizes_that_divide_nothing_are_named(ran: Callable[..., tuple[int, str, str]]) -> None:
+    code, _, complaint = ran("plan llama-3.1-8b --users 4 --gpu h100-sxm --tp 3")
     assert code == 1 and "cannot be divided" in complaint and "hint: leave --tp out or give other sizes" in complaint
 
 
-def test_shorter_steps_make_room_for_groups_that_share_experts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shorter_steps_make_room_for_groups_that_share_experts(ran: Callable[..., tuple[int, str, str]]) -> None:
     words = "plan deepseek-v3 --users 64 --ctx-avg 8k --gpu h100-sxm --max-gpus 16 --tp 1 --dp 16"
-    code, _, complaint = run(words, capsys)
+    code, _, complaint = ran(words)
     assert code == 1 and "a step of all 16 data-parallel groups: --max-num-batched-tokens shortens it" in complaint
-    code, printed, _ = run(f"{words} --max-num-batched-tokens 1536", capsys)
+    code, printed, _ = ran(f"{words} --max-num-batched-tokens 1536")
     assert code == 0 and "--max-num-batched-tokens 1536" in printed and "--data-parallel-size 16" in printed
 
 
@@ -313,9 +309,9 @@ def test_budget_leaves_out_what_is_dearer_and_what_has_no_price() -> None:
     assert fix is not None and "--budget" in fix.sentence
 
 
-def test_own_prices_rank(capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_prices_rank(ran: Callable[..., tuple[int, str, str]]) -> None:
     words = "plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu h100 l40s --price l40s=9 --price h100=0.5 --json"
-    first = json.loads(run(words, capsys)[1])["deployments"][0]
+    first = json.loads(ran(words)[1])["deployments"][0]
     assert first["gpu"] == "h100-sxm" and first["cost"]["usd_per_hour"] == 0.5
     assert first["cost"]["price_source"] == "given with --price"
 
@@ -337,17 +333,17 @@ def test_prices_that_cannot_be_read(text: str) -> None:
 # forms
 
 
-def test_csv_has_one_row_per_deployment(capsys: pytest.CaptureFixture[str]) -> None:
-    _, printed, _ = run("plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu h100 l40s --format csv", capsys)
+def test_csv_has_one_row_per_deployment(ran: Callable[..., tuple[int, str, str]]) -> None:
+    _, printed, _ = ran("plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu h100 l40s --format csv")
     rows = list(csv.DictReader(io.StringIO(printed)))
     assert {row["gpu"] for row in rows} == {"h100-sxm", "l40s"}
     assert float(rows[0]["ttft_ms_low"]) <= float(rows[0]["ttft_ms_high"])
     assert {"tensor_parallel_size", "kv_pool_bytes", "usd_per_hour", "limit", "slo"} <= set(rows[0])
 
 
-def test_the_balancer_of_a_row_names_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_balancer_of_a_row_names_the_model(ran: Callable[..., tuple[int, str, str]]) -> None:
     words = "plan llama-3.1-8b --users 100 --ctx-avg 8k --gpu l40s --max-gpus 8 --format csv"
-    rows = list(csv.DictReader(io.StringIO(run(words, capsys)[1])))
+    rows = list(csv.DictReader(io.StringIO(ran(words)[1])))
     assert any(row["replicas"] != "1" for row in rows)
     for row in rows:
         line = shlex.split(row["balancer"])
@@ -355,17 +351,17 @@ def test_the_balancer_of_a_row_names_the_model(capsys: pytest.CaptureFixture[str
         assert names == ([] if row["replicas"] == "1" else [LLAMA.id] * int(row["replicas"]))
 
 
-def test_encoder_tokens_are_part_of_each_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_encoder_tokens_are_part_of_each_sequence(ran: Callable[..., tuple[int, str, str]]) -> None:
     words = "plan whisper-large-v3 --users 8 --ctx-avg 448 --gpu l4 --json"
-    own = json.loads(run(words, capsys)[1])["deployments"][0]["capacity"]
-    estimate = json.loads(run("estimate whisper-large-v3 --ctx 448 --gpu l4 --json --max-num-seqs 8", capsys)[1])
+    own = json.loads(ran(words)[1])["deployments"][0]["capacity"]
+    estimate = json.loads(ran("estimate whisper-large-v3 --ctx 448 --gpu l4 --json --max-num-seqs 8")[1])
     assert own["worst_case_sequences"] == int(estimate["deployments"][0]["max_concurrency"])
-    short = json.loads(run(f"{words} --encoder-tokens 750", capsys)[1])["deployments"][0]["capacity"]
+    short = json.loads(ran(f"{words} --encoder-tokens 750")[1])["deployments"][0]["capacity"]
     assert short["average_sequences"] > 1.5 * own["average_sequences"]
-    code, _, said = run("plan t5-base --users 4 --ctx-avg 512 --gpu h100", capsys)
+    code, _, said = ran("plan t5-base --users 4 --ctx-avg 512 --gpu h100")
     assert code == 2 and "--encoder-tokens" in said
-    assert run("plan t5-base --users 4 --ctx-avg 512 --gpu h100 --encoder-tokens 512", capsys)[0] == 0
-    code, _, said = run("plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu h100 --encoder-tokens 512", capsys)
+    assert ran("plan t5-base --users 4 --ctx-avg 512 --gpu h100 --encoder-tokens 512")[0] == 0
+    code, _, said = ran("plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu h100 --encoder-tokens 512")
     assert code == 2 and "has no cross attention" in said
 
 
@@ -378,21 +374,21 @@ def test_commands_only_for_engines_that_run_there() -> None:
     assert "kvplan" not in launch_commands(unknown, "google/gemma-3-27b-it")
 
 
-def test_dtypes_are_those_that_a_gpu_has(capsys: pytest.CaptureFixture[str]) -> None:
-    document = json.loads(run("plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu t4 --json", capsys)[1])
+def test_dtypes_are_those_that_a_gpu_has(ran: Callable[..., tuple[int, str, str]]) -> None:
+    document = json.loads(ran("plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu t4 --json")[1])
     best = document["deployments"][0]
     assert best["quantization"] == best["kv_cache_dtype"] == "float16"
     assert "--dtype float16" in best["commands"]["vllm"]
 
 
-def test_settings_that_were_asked_for_are_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_were_asked_for_are_in_the_command(ran: Callable[..., tuple[int, str, str]]) -> None:
     words = "plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu h100 --block-size 32 --dtype half --json"
-    command = json.loads(run(words, capsys)[1])["deployments"][0]["commands"]["vllm"]
+    command = json.loads(ran(words)[1])["deployments"][0]["commands"]["vllm"]
     assert "--block-size 32" in command and "--dtype float16" in command
 
 
-def test_a_count_with_the_gpus_name_limits_their_number(capsys: pytest.CaptureFixture[str]) -> None:
-    document = json.loads(run("plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu 2xh100 --json", capsys)[1])
+def test_a_count_with_the_gpus_name_limits_their_number(ran: Callable[..., tuple[int, str, str]]) -> None:
+    document = json.loads(ran("plan llama-3.1-8b --users 8 --ctx-avg 4k --gpu 2xh100 --json")[1])
     assert document["request"]["max_gpus"] == 2
     assert {each["num_gpus"] for each in document["deployments"]} <= {1, 2}
 
@@ -409,17 +405,17 @@ def test_a_pool_that_only_just_holds_the_load_is_not_sure() -> None:
     assert less.deployments[0].verdict.meets
 
 
-def test_a_gpu_without_a_deployment_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_without_a_deployment_says_why(ran: Callable[..., tuple[int, str, str]]) -> None:
     asked = "plan llama-3.1-8b --users 40 --ctx-avg 8k --gpu l4 h100-sxm v100-32gb --max-gpus 1 --quantization fp8"
-    code, out, _ = run(asked, capsys)
+    code, out, _ = ran(asked)
     assert code == 0
     assert "not on l4: it holds 10 sequences of 8,192 tokens at once; 40 are needed." in out
     assert f"not on v100-32gb: vLLM {latest_vllm()} does not run on v100-32gb" in out and "not on h100-sxm" not in out
-    older = run(f"{asked} --engine vllm@0.19", capsys)[1]
+    older = ran(f"{asked} --engine vllm@0.19")[1]
     assert "not on v100-32gb: vLLM has no kernels for fp8 weights" in older
-    document = json.loads(run(f"{asked} --json", capsys)[1])
+    document = json.loads(ran(f"{asked} --json")[1])
     assert list(document["left_out"]) == ["l4", "v100-32gb"]
-    _, cheap, _ = run("plan llama-3.1-8b --users 4 --ctx-avg 8k --gpu l40s b200 --budget 3", capsys)
+    _, cheap, _ = ran("plan llama-3.1-8b --users 4 --ctx-avg 8k --gpu l40s b200 --budget 3")
     assert "not on b200: one costs more than $3.00 per hour" in cheap
 
 
@@ -431,40 +427,40 @@ def test_cards_without_a_bridge_are_tried_in_stages_too() -> None:
     assert stages == [{1, 2, 4}, {1, 2, 4}, {1}]
 
 
-def test_a_plan_counts_bridges_where_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_counts_bridges_where_they_are_asked_for(ran: Callable[..., tuple[int, str, str]]) -> None:
     words = "plan llama-3.1-70b --users 8 --ctx-avg 4k --gpu a100-80gb-pcie --max-gpus 2 --tp 2"
     found = []
     for option, note in (
         ("", "--nvlink-bridge puts one on each pair"),
         ("--nvlink-bridge", "bridges join the cards in pairs"),
     ):
-        code, out, _ = run(f"{words} {option}", capsys)
+        code, out, _ = ran(f"{words} {option}")
         assert code == 0 and note in " ".join(out.split())
-        _, out, _ = run(f"{words} {option} --json", capsys)
+        _, out, _ = ran(f"{words} {option} --json")
         document = json.loads(out)
         assert any(note in each for each in document["assumptions"])
         found.append(document["deployments"][0]["performance"]["tpot_ms"][0])
     assert found[1] < 0.95 * found[0]
-    code, _, err = run(f"{words.replace('a100-80gb-pcie', 'h100-sxm')} --nvlink-bridge", capsys)
+    code, _, err = ran(f"{words.replace('a100-80gb-pcie', 'h100-sxm')} --nvlink-bridge")
     assert code == 2 and "None of these GPUs takes an NVLink bridge" in err
 
 
-def test_shares_are_written_as_numbers_or_in_per_cent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shares_are_written_as_numbers_or_in_per_cent(ran: Callable[..., tuple[int, str, str]]) -> None:
     words = "plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu h100 --json"
     number, percent = (
-        json.loads(run(f"{words} --gpu-memory-utilization {share} --headroom {more}", capsys)[1])
+        json.loads(ran(f"{words} --gpu-memory-utilization {share} --headroom {more}")[1])
         for share, more in ((0.8, 0.5), ("80%", "50%"))
     )
     assert number == percent and number["deployments"][0]["gpu_memory_utilization"] == 0.8
     assert number["request"]["num_users"] == 6
-    code, _, said = run(f"{words} --headroom 20", capsys)
+    code, _, said = ran(f"{words} --headroom 20")
     assert code == 2 and "hint: for 20 % say --headroom 20%, or 0.2; 20 is 2000 %" in said
-    code, _, said = run(f"{words} --gpu-memory-utilization much", capsys)
+    code, _, said = ran(f"{words} --gpu-memory-utilization much")
     assert code == 2 and "--gpu-memory-utilization 'much' is not a share" in said
 
 
-def test_one_user_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    _, printed, _ = run("plan mamba-2.8b --users 1 --ctx-avg 1 --ctx-max 2k --output-len 1 --gpu l4", capsys)
+def test_one_user_is_one(ran: Callable[..., tuple[int, str, str]]) -> None:
+    _, printed, _ = ran("plan mamba-2.8b --users 1 --ctx-avg 1 --ctx-max 2k --output-len 1 --gpu l4")
     assert " for 1 user of " in printed and "sequences of 1 on average, 2,048 at most" in printed
     assert "block_size" not in printed  # a state has no blocks of tokens
 
@@ -480,24 +476,26 @@ def test_a_cpu_that_was_never_calibrated_keeps_nothing_surely() -> None:
     assert unasked.verdict.weakest is not None and unasked.verdict.weakest.confidence == 0.5
 
 
-def test_words_of_numbers_that_are_large_or_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_of_numbers_that_are_large_or_one(ran: Callable[..., tuple[int, str, str]]) -> None:
     words = "plan llama-3.1-8b --gpu h100 --input-len 100 --output-len 10"
-    assert "; 1,000,000 are needed." in run(f"{words} --request-rate 1e6", capsys)[2]
-    assert "(1 replica and 2 spare, tp 1)" in run(f"{words} --users 4 --spare-replicas 2", capsys)[1]
+    assert "; 1,000,000 are needed." in ran(f"{words} --request-rate 1e6")[2]
+    assert "(1 replica and 2 spare, tp 1)" in ran(f"{words} --users 4 --spare-replicas 2")[1]
 
 
-def test_a_time_in_closed_form_lies_between_its_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_time_in_closed_form_lies_between_its_ends(ran: Callable[..., tuple[int, str, str]]) -> None:
     """The server is busy with answers of one token, so the load is not played: 142 ms stood before 143 to 144."""
-    _, printed, _ = run("plan llama-3.1-8b --users 40 --input-len 1 --output-len 1 --gpu h100", capsys)
+    _, printed, _ = ran("plan llama-3.1-8b --users 40 --input-len 1 --output-len 1 --gpu h100")
     found = re.search(r"TTFT p50 (\d+) \((\d+)-(\d+)\) ms", printed)
     assert found is not None and "Server: " in printed
     middle, low, high = map(int, found.groups())
     assert low <= middle <= high
 
 
-def test_a_command_without_a_longest_sequence_is_said_to_have_the_models(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_without_a_longest_sequence_is_said_to_have_the_models(
+    ran: Callable[..., tuple[int, str, str]],
+) -> None:
     """vLLM refuses to start Llama-3.1-8B with its 131,072 tokens on an L4, whose pool holds some 30,000."""
     words = "plan --users 3 --ctx-avg 4k --gpu l4 --like"
     open_ended, stated = "vllm serve meta-llama/Llama-3.1-8B", "vllm serve meta-llama/Llama-3.1-8B --max-model-len 8k"
     said = "The command leaves --max-model-len to the model's 131,072"
-    assert [said in run(f"{words} '{command}'", capsys)[1] for command in (open_ended, stated)] == [True, False]
+    assert [said in ran(f"{words} '{command}'")[1] for command in (open_ended, stated)] == [True, False]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -208,18 +207,12 @@ def test_a_bus_that_nobody_knows_is_refused() -> None:
         host_bytes_per_second(find_gpu("cpu"))
 
 
-def run(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    code = main(shlex.split(words))
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
-
-
 def test_slots_of_adapters_are_weights_of_every_gpu_and_options_of_the_commands(
-    capsys: pytest.CaptureFixture[str],
+    ran: Callable[..., tuple[int, str, str]],
 ) -> None:
     words = "plan llama-3.1-8b --users 4 --ctx-avg 2k --gpu h100 --tp 1,2 --json"
-    plain = json.loads(run(words, capsys)[1])
-    document = json.loads(run(f"{words} --max-loras 8 --max-lora-rank 32", capsys)[1])
+    plain = json.loads(ran(words)[1])
+    document = json.loads(ran(f"{words} --max-loras 8 --max-lora-rank 32")[1])
     spec = resolve_model("llama-3.1-8b")
     for tp, before, with_adapters in zip((1, 2), plain["deployments"], document["deployments"], strict=True):
         settings = ServingSettings(max_loras=8, max_lora_rank=32, tensor_parallel_size=tp)

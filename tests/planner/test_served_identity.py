@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import yaml
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import find_profile, profiles, resolve_model
 from kvplan.catalog.spec import ModelSpec
-from kvplan.cli import main
 from kvplan.planner.choices.deployment import PlannedDeployment
 from kvplan.planner.launch.engines import launch_commands
 from kvplan.planner.launch.manifests import compose_file, kubernetes_manifests
@@ -84,26 +84,21 @@ def test_short_names_and_spellings(typed: str, served: str) -> None:
     assert resolve_model(typed).served_id == served
 
 
-def printed(words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(shlex.split(words)) == 0
-    return capsys.readouterr().out
-
-
-def test_what_gave_the_shape_stands_beside(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_gave_the_shape_stands_beside(printed_by: Callable[..., str]) -> None:
     asked, shape = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"
     question = f"plan {asked} --gpu l40s --users 10"
-    shown = printed(question, capsys)
+    shown = printed_by(question)
     assert shown.splitlines()[0].endswith(f"for 10 users of {asked} (sized as {shape}).")
     assert f"vllm serve {asked} --max-model-len" in shown
     assert f"{shape} " not in shown
-    document = json.loads(printed(f"{question} --json", capsys))
+    document = json.loads(printed_by(f"{question} --json"))
     assert (document["model"]["id"], document["model"]["sized_as"]) == (asked, shape)
     assert all(command.split()[2] == asked for command in [document["deployments"][0]["commands"]["vllm"]])
-    assert printed(f"{question} --format kubernetes", capsys).startswith(f"# sized as {shape}\n")
-    assert printed(f"estimate {asked} --gpu l40s --ctx 4k", capsys).startswith(f"{asked} (sized as {shape}): Llama")
-    model = json.loads(printed(f"estimate {asked} --gpu l40s --ctx 4k --json", capsys))["model"]
+    assert printed_by(f"{question} --format kubernetes").startswith(f"# sized as {shape}\n")
+    assert printed_by(f"estimate {asked} --gpu l40s --ctx 4k").startswith(f"{asked} (sized as {shape}): Llama")
+    model = json.loads(printed_by(f"estimate {asked} --gpu l40s --ctx 4k --json"))["model"]
     assert (model["id"], model["sized_as"]) == (asked, shape)
-    several = printed(f"estimate {asked} gpt2 --gpu l40s --ctx 1k", capsys)
+    several = printed_by(f"estimate {asked} gpt2 --gpu l40s --ctx 1k")
     assert f"\n{asked} (sized as {shape})\n" in several
 
 
@@ -122,20 +117,20 @@ def volumes(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("typed", ["./my model", "my model/config.json", "sub/../my model"])
 def test_a_directory_is_served_from_where_it_is(
-    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed_by: Callable[..., str]
 ) -> None:
     folder = model_folder(tmp_path)
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)
     question = f"plan {shlex.quote(typed)} --gpu l40s --users 4"
-    shown = printed(f"{question} --explain", capsys)
+    shown = printed_by(f"{question} --explain")
     for words in (f"vllm serve '{folder}' ", f"--model-path '{folder}' ", f"trtllm-serve '{folder}' "):
         assert words in shown
-    workload = next(yaml.safe_load_all(printed(f"{question} --format kubernetes", capsys)))
+    workload = next(yaml.safe_load_all(printed_by(f"{question} --format kubernetes")))
     assert volumes(workload) == [{"name": "model", "hostPath": {"path": str(folder), "type": "Directory"}}]
     container = workload["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "model", "mountPath": str(folder), "readOnly": True} in container["volumeMounts"]
-    composed = printed(f"{question} --format compose", capsys)
+    composed = printed_by(f"{question} --format compose")
     assert composed.startswith("# The model's directory is a bind mount: it must be there on every node")
     service = yaml.safe_load(composed)["services"]["vllm-0"]
     assert service["command"][0] == str(folder)
@@ -159,15 +154,15 @@ def test_a_gguf_file_is_served_with_the_tokenizer_of_its_base(deployment: Planne
     assert volumes(workload) == [{"name": "model", "hostPath": {"path": str(tmp_path), "type": "Directory"}}]
 
 
-def test_a_config_by_itself_names_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_by_itself_names_no_checkpoint(tmp_path: Path, printed_by: Callable[..., str]) -> None:
     config = (model_folder(tmp_path) / "config.json").rename(tmp_path / "qwen.json")
-    assert f"vllm serve '<the checkpoint of {config}>' " in printed(f"plan {config} --gpu l40s --users 4", capsys)
+    assert f"vllm serve '<the checkpoint of {config}>' " in printed_by(f"plan {config} --gpu l40s --users 4")
 
 
-def test_another_format_is_a_build_of_what_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_format_is_a_build_of_what_was_asked_for(printed_by: Callable[..., str]) -> None:
     question = "plan meta-llama/Llama-3.1-70B-Instruct --gpu h100-sxm --users 4 --max-gpus 2"
-    assert "vllm serve '<an awq build of meta-llama/Llama-3.1-70B-Instruct>' " in printed(
-        f"{question} --quantization awq", capsys
+    assert "vllm serve '<an awq build of meta-llama/Llama-3.1-70B-Instruct>' " in printed_by(
+        f"{question} --quantization awq"
     )
-    eight = printed(f"{question} --quantization fp8", capsys)
+    eight = printed_by(f"{question} --quantization fp8")
     assert "vllm serve meta-llama/Llama-3.1-70B-Instruct " in eight and "--quantization fp8" in eight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,6 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import LatentAttention, LayerSpec, ModelSpec, SparseIndexer, StateMixer
-from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.cache_entries import CacheSettings, layer_entries
 from kvplan.estimate.kv_cache import size_sequence
@@ -169,21 +167,9 @@ def test_each_kernel_keeps_8_bits_its_way(
     assert found.bytes_per_block == found.block_size * (spec.num_layers * row + keys * INDEX_KEY)
 
 
-Answer = Callable[..., Any]
-
-
-@pytest.fixture
-def answer(capsys: pytest.CaptureFixture[str]) -> Answer:
-    def run(*words: str) -> Any:
-        assert main([*words, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
-
-    return run
-
-
-def test_an_estimate_for_one_kind_of_gpu_shows_its_rows(answer: Answer) -> None:
+def test_an_estimate_for_one_kind_of_gpu_shows_its_rows(answer_of: Callable[..., Any]) -> None:
     def cache(gpu: str, *words: str) -> tuple[str, int]:
-        found = answer("estimate", "deepseek-v3.2", "--ctx", "32k", "--gpu", gpu, *words)["kv_cache"]
+        found = answer_of("estimate", "deepseek-v3.2", "--ctx", "32k", "--gpu", gpu, *words)["kv_cache"]
         assert found["paged_bytes"] == found["logical_bytes"]
         return found["dtype"], found["bytes_per_token"]
 
@@ -192,13 +178,13 @@ def test_an_estimate_for_one_kind_of_gpu_shows_its_rows(answer: Answer) -> None:
     assert cache("8xb200,8xh200", "--kv-cache-dtype", "fp8") == ("fp8", 61 * (576 + INDEX_KEY))
 
 
-def test_gpus_without_a_kernel_are_not_shown_by_default(answer: Answer) -> None:
-    assert [each["gpu"] for each in answer("estimate", "deepseek-v3.2")["deployments"]] == ["h100-sxm", "h200"]
+def test_gpus_without_a_kernel_are_not_shown_by_default(answer_of: Callable[..., Any]) -> None:
+    assert [each["gpu"] for each in answer_of("estimate", "deepseek-v3.2")["deployments"]] == ["h100-sxm", "h200"]
 
 
-def test_other_engines_are_told_of_8_bits_too(answer: Answer) -> None:
+def test_other_engines_are_told_of_8_bits_too(answer_of: Callable[..., Any]) -> None:
     load = ("--users", "8", "--input-len", "1000", "--output-len", "200", "--kv-cache-dtype", "fp8")
-    first = answer("plan", "deepseek-v3.2", "--gpu", "h200", *load)["deployments"][0]
+    first = answer_of("plan", "deepseek-v3.2", "--gpu", "h200", *load)["deployments"][0]
     assert first["kv_cache_dtype"] == "fp8_ds_mla"
     assert "--kv-cache-dtype fp8" in first["commands"]["vllm"]
     assert "--kv-cache-dtype fp8_e4m3" in first["commands"]["sglang"]
