@@ -54,7 +54,7 @@ def test_markdown_is_short_and_whole(tmp_path, printed_by):
 
 @pytest.mark.slow
 def test_the_page_goes_beside_the_rows(tmp_path, printed_by):
-    directory = sample_directory(tmp_path / "run")
+    directory = write_trials(tmp_path / "run", records()[:1])
     assert printed_by("report", str(directory)) == f"{directory / 'report.html'}\n"
     assert (directory / "report.html").read_text().startswith("<!doctype html>")
     assert not list(directory.glob(".*.tmp"))
