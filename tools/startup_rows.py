@@ -276,6 +276,8 @@ def row_settings(row: Row) -> ServingSettings:
 
 def _speculative_tokens(notes: str) -> int:
     """Draft tokens per step: what the notes say, 1 where they only say that there is a drafter."""
+    if "dflash" in notes.casefold():
+        raise UsageError("a DFlash drafter: its config is not known")
     if not any(word in notes for word in ("SpeculativeConfig", "MTP", "DSpark")):
         return 0
     match = re.search(r"(?:num_speculative_tokens|num_spec_tokens|\bn)=(\d+)", notes)
