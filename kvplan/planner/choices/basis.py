@@ -39,7 +39,7 @@ from kvplan.estimate.vllm.prediction import (
 )
 from kvplan.estimate.vllm.prefix_hits import PrefixHits, prefix_hits, shared_blocks
 from kvplan.estimate.vllm.ranges import sure_num_seqs
-from kvplan.estimate.vllm.settings import batch_defaults
+from kvplan.estimate.vllm.settings import device_batch_defaults
 from kvplan.planner.choices.deployment import Capacity, DeploymentChoice
 from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
@@ -115,7 +115,7 @@ class PlanBasis:
         if gpu.id not in self._defaults:
             asked, release = self.request.settings, vllm_release(self.request.engine.version)
             memory = asked.device_memory_bytes or gpu.memory_bytes
-            found = batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
+            found = device_batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
             self._defaults[gpu.id] = found
         return self._defaults[gpu.id]
 
