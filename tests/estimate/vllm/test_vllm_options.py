@@ -335,7 +335,7 @@ def test_a_sequence_is_counted_in_the_blocks_of_its_deployment(model: str, gpu: 
     ],
 )
 def test_the_default_step_holds_a_video_of_gemma_4(
-    model: str, version: str, settings: dict[str, object], tokens: int
+    model: str, version: str, settings: dict[str, Any], tokens: int
 ) -> None:
     """A log of 0.22 says "Raising max_num_batched_tokens from 2048 to 2496" (sostrowsk/dgx-spark-local-llm)."""
     assert predict(model, "l40s", version, **settings).settings.serving.max_num_batched_tokens == tokens
