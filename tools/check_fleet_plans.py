@@ -13,7 +13,7 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvplan.catalog.devices.measured import load_measured
@@ -64,10 +64,9 @@ class RandomFleets:
         for gpu in self.basis.gpus:
             for pair in formats:
                 for layout in self.basis.layouts(pair.weights, gpu, across_nodes=False):
-                    for tokens in (None, *self.basis.other_step_tokens(gpu)):
-                        found = fleet_choice(
-                            self.basis, DeploymentChoice(gpu, layout, pair.weights, pair.kv_cache_dtype, tokens)
-                        )
+                    choice = DeploymentChoice(gpu, layout, pair.weights, pair.kv_cache_dtype)
+                    for tokens in (None, *self.basis.other_step_tokens(choice)):
+                        found = fleet_choice(self.basis, replace(choice, max_num_batched_tokens=tokens))
                         if found is not None:
                             yield found
 

@@ -147,8 +147,9 @@ def _choices(basis: PlanBasis, spec: ModelSpec) -> Iterator[DeploymentChoice]:
             if basis.refuses(pair, gpu):
                 continue
             for layout in basis.layouts(pair.weights, gpu, across_nodes=False):
-                for tokens in (None, *basis.other_step_tokens(gpu)):
-                    yield DeploymentChoice(gpu, layout, pair.weights, pair.kv_cache_dtype, tokens)
+                choice = DeploymentChoice(gpu, layout, pair.weights, pair.kv_cache_dtype)
+                for tokens in (None, *basis.other_step_tokens(choice)):
+                    yield replace(choice, max_num_batched_tokens=tokens)
 
 
 def _dominates(each: PlannedDeployment, best: PlannedDeployment | None) -> bool:

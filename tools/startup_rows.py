@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvplan.catalog.devices.gpus import GpuProfile, find_gpu, load_gpus
-from kvplan.catalog.models import find_profile, profiles, read_profile
+from kvplan.catalog.models import find_profile, profiles, read_profile, resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
@@ -67,11 +67,13 @@ def _said(row: Row, *names: str) -> int | None:
 
 
 def row_spec(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
-    """The row's model: a shipped profile, a config of ours, or a model of the same name in another format."""
+    """The row's model: a shipped profile or what stands for it, or a model of the same name in another format."""
     profile = find_profile(row["model"])
     if profile is not None:
         return _as_served(read_profile(profile), row.get("quantization", ""))
     entry = models.get(row["model"])
+    if entry is not None and "profile" in entry:
+        return resolve_model(str(entry["profile"]))
     if entry is not None:
         return read_config(entry["config"], model_id=row["model"])  # type: ignore[arg-type]
     return _stand_in(row, models)
@@ -112,6 +114,7 @@ def base_name(model: str) -> tuple[str, str | None]:
 _SAME_SHAPE = (
     (re.compile(r"^qwen2\.5-coder-"), "qwen2.5-"),
     (re.compile(r"^qwen3\.[68]-(27b|35b-a3b)$"), r"qwen3.5-\1"),
+    (re.compile(r"^mistral-small-3\.2-"), "mistral-small-3.1-"),
     (re.compile(r"^vicuna-(7b|13b)-v1\.5$"), r"llama-2-\1"),
     (re.compile(r"^.*-(llama-3(\.\d)?-\d+b)$"), r"\1"),
 )
@@ -132,12 +135,14 @@ def _stand_in(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
     if row["model"] in _WITHOUT_STAND_IN:
         raise UsageError(f"no config of {row['model']}: what of it stays in 16 bits is not known")
     name, form = base_name(row["model"])
+    if form == "fp8" and row["model"].startswith("Qwen/"):
+        form = "fp8-block"  # as all of its publisher's
     for wanted in _same_shape(name):
         for profile in profiles():
             if base_name(profile["id"]) == (wanted, None):
                 return _in_format(read_profile(profile), form)
         for known, entry in models.items():
-            if base_name(known) == (wanted, None):
+            if "config" in entry and base_name(known) == (wanted, None):
                 return _in_format(read_config(entry["config"], model_id=known), form)  # type: ignore[arg-type]
     raise UsageError(f"no config of {row['model']}")
 
@@ -264,16 +269,25 @@ def row_settings(row: Row) -> ServingSettings:
         enable_prefix_caching=_switch(notes, "enable_prefix_caching"),
         warm_start=_switch(notes, "warm_start") or False,
         language_model_only=_is_text_only(notes + row["verbatim"]),
+        limit_mm_per_prompt=_item_limits(notes),
         enable_lora=_switch(notes, "enable_lora") or False,
     )
 
 
 def _speculative_tokens(notes: str) -> int:
     """Draft tokens per step: what the notes say, 1 where they only say that there is a drafter."""
+    if "dflash" in notes.casefold():
+        raise UsageError("a DFlash drafter: its config is not known")
     if not any(word in notes for word in ("SpeculativeConfig", "MTP", "DSpark")):
         return 0
     match = re.search(r"(?:num_speculative_tokens|num_spec_tokens|\bn)=(\d+)", notes)
     return int(match.group(1)) if match else 1
+
+
+def _item_limits(notes: str) -> str | None:
+    """``image=0,video=0`` of "limit_mm_per_prompt image=0, video=0", or of the same without equals signs."""
+    match = re.search(r"limit_mm_per_prompt ((?:(?:image|video|audio)[= ]\d+(?:, )?)+)", notes)
+    return None if match is None else re.sub(r"(\w+)[= ](\d+)(, )?", r"\1=\2,", match.group(1)).rstrip(",")
 
 
 def _is_text_only(text: str) -> bool:

@@ -17,7 +17,7 @@ from kvplan.caveats import Caveat, said_of
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate.cache_entries import CacheSettings, encoder_tokens_of, fixed_encoder_tokens
 from kvplan.estimate.deployments import check_options, place
-from kvplan.estimate.dtypes import cache_dtype, element_bytes, serving_dtype
+from kvplan.estimate.dtypes import cache_dtype, serving_dtype
 from kvplan.estimate.kv_cache import KvCacheSize, size_sequence
 from kvplan.estimate.mixers import speed_caveats
 from kvplan.estimate.placed.placement import Placement, SizedDeployment
@@ -31,7 +31,7 @@ from kvplan.estimate.vllm.learned import LearnedStart
 from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.pages import COMPRESSED_BLOCK
 from kvplan.estimate.vllm.prediction import as_attended, as_vllm_stores
-from kvplan.estimate.weights import WeightBytes, extra_bytes, named_format, size_weights
+from kvplan.estimate.weights import WeightBytes, extra_bytes, lookup_bytes, named_format, size_weights
 from kvplan.settings import ServingSettings
 from kvplan.units import format_bytes, format_tokens
 
@@ -118,7 +118,7 @@ def make_estimate(
     )
     _note_dtypes(_without_towers(model) if asked.language_model_only else model, asked, dtype, notes)
     if spec.lookup_elements and release is not None:
-        tables = format_bytes(spec.lookup_elements * element_bytes(dtype))
+        tables = format_bytes(lookup_bytes(spec, dtype))
         notes.append(f"{tables} of the weights, tables of n-grams, lie in the host's memory: vLLM's default.")
     notes.extend(_gathered(placements))
     deployments = tuple(placement.deployment for placement in placements)

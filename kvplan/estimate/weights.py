@@ -187,19 +187,28 @@ def size_weights(spec: ModelSpec, dtype: str, *, quantized: bool = True) -> Weig
     quantization = spec.quantization if quantized else None
     sums: dict[tuple[WeightKind, str], tuple[int, int]] = {}
     for place in _placed(spec, quantization):
-        tensor = place.tensor
-        found = format_of(quantization, tensor, place.layer_index)
-        if tensor.stored_bytes is not None:
-            label, size = f"{8 * tensor.stored_bytes:g}-bit table", int(tensor.num_elements * tensor.stored_bytes)
-        elif found is None:
-            label, size = dtype, tensor.num_elements * element_bytes(dtype)
-        else:
-            label, size = format_label(found), quantized_bytes(tensor.shape, found)
-        key = (_kind(tensor), label)
+        label, size = _stored_size(place, quantization, dtype)
+        key = (_kind(place.tensor), label)
         elements, total = sums.get(key, (0, 0))
-        sums[key] = (elements + place.repeats * tensor.num_elements, total + place.repeats * size)
+        sums[key] = (elements + place.repeats * place.tensor.num_elements, total + place.repeats * size)
     components = (WeightComponent(kind, label, *sums[kind, label]) for kind, label in sums)
     return WeightBytes(tuple(components))
+
+
+def _stored_size(place: _TensorPlace, quantization: QuantizationSpec | None, dtype: str) -> tuple[str, int]:
+    """The format of one tensor, in words, and its bytes."""
+    tensor, found = place.tensor, format_of(quantization, place.tensor, place.layer_index)
+    if tensor.stored_bytes is not None:
+        return f"{8 * tensor.stored_bytes:g}-bit table", int(tensor.num_elements * tensor.stored_bytes)
+    if found is None:
+        return dtype, tensor.num_elements * element_bytes(dtype)
+    return format_label(found), quantized_bytes(tensor.shape, found)
+
+
+def lookup_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Bytes of the tables inside layers, of which each token has some rows."""
+    tables = (place for place in _placed(spec, spec.quantization) if place.tensor.role == "lookup")
+    return sum(place.repeats * _stored_size(place, spec.quantization, dtype)[1] for place in tables)
 
 
 def served_bytes(stored: Iterable[StoredWeights], dtype: str) -> int:

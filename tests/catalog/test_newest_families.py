@@ -19,7 +19,7 @@ from kvplan.estimate.cache_entries import CacheSettings, layer_entries
 from kvplan.estimate.kv_cache import size_sequence
 from kvplan.estimate.vllm.groups import BlockPlan, RequestShape, blocks_per_request, plan_blocks
 from kvplan.estimate.vllm.prediction import predict_vllm
-from kvplan.estimate.weights import size_weights
+from kvplan.estimate.weights import lookup_bytes, size_weights
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
 
@@ -46,6 +46,29 @@ def test_flash_next_has_the_parameters_its_makers_state():
     assert drafter.num_parameters is not None
     assert (drafter.num_parameters + ends) / 1e9 == pytest.approx(4, abs=0.15)
     assert spec.max_position_embeddings == 262_144
+
+
+def _mixed(**layers: str) -> dict[str, Any]:
+    listed = {name: {"quant_algo": algorithm} for name, algorithm in layers.items()}
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+
+
+@pytest.mark.parametrize(
+    ("section", "each"),
+    [
+        (None, 2),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1 + 4 / 128 / 128),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.1.ple.ple_embedding.ngram_embedding"]}, 2),
+        ({"quant_method": "fp8", "ignored_layers": ["model.layers.1.ple.ple_embedding.ngram_embedding.shard_0"]}, 2),
+        (_mixed(**{"model.layers.1.ple.ple_embedding.ngram_embedding": "FP8"}), 1),
+        (_mixed(**{"model.layers.1.ple.ple_embedding.ngram_embedding": "NVFP4"}), 0.5 + 1 / 16),
+        (_mixed(**{"model.layers.0.mlp.experts": "NVFP4"}), 2),
+    ],
+)
+def test_a_table_of_n_grams_is_stored_as_vllm_loads_it(section: dict[str, Any] | None, each: float):
+    """vllm/models/qwen4_exp/common/ngram_embedding.py of vLLM 0.33, from_quant_config."""
+    spec = read("qwen 4 flash, text", quantization_config=section)
+    assert lookup_bytes(spec, "bfloat16") == pytest.approx(spec.lookup_elements * each, rel=5e-3)
 
 
 def _kept(layer: LayerSpec, **settings: Any) -> list[tuple[str, int, int]]:

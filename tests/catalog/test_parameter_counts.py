@@ -20,7 +20,8 @@ from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import DenseFeedForward, MoeFeedForward, SoftmaxAttention
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.steps.work import model_work
-from kvplan.estimate.weights import size_weights
+from kvplan.estimate.weights import extra_bytes, size_weights
+from kvplan.units import GIB
 from litgpt_shapes import load_shapes, to_config
 
 SAMPLE = (
@@ -145,6 +146,24 @@ def test_active_parameters_stated_without_embeddings(name, total, active, embedd
     rest = spec.num_active_parameters - embeddings_left_out * spec.vocab_size * spec.hidden_size
     assert spec.num_parameters / 1e9 == pytest.approx(total, abs=0.1)
     assert rest / 1e9 == pytest.approx(active, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter_bytes", "published_bytes"),
+    [
+        ("gemma-4-12b", 0, 23.9e9),  # github.com/noonghunna/club-3090, scripts/lib/profiles/models/gemma-4-12b.yml
+        ("laguna-s-2.1", 0, 235.1e9),  # github.com/sostrowsk/dgx-spark-local-llm, handouts/01-laguna-s-2.1.md
+        ("laguna-s-2.1-int4", 0, 92.84 * GIB),  # the same
+        ("qwen3.8-27b-awq-bf16-int4", 2, 28.9e9),  # its page, as others quote it
+        ("glm-5.3-flash", 1, 305.79 * GIB),  # row Y001 of tests/data/vllm_startups.csv
+    ],
+)
+def test_checkpoints_are_as_large_as_their_files(name, drafter_bytes, published_bytes):
+    """With towers and drafter. GLM-5.3-Flash's has attention in 8 bits, which vLLM makes 16 of: 0.4 % of it."""
+    spec = resolve_model(name)
+    drafter = sum(extra.num_parameters or 0 for extra in spec.extras if extra.kind == "multi_token_prediction")
+    found = size_weights(spec, "bfloat16").total_bytes + extra_bytes(spec, "bfloat16") + drafter_bytes * drafter
+    assert found == pytest.approx(published_bytes, rel=5e-3)
 
 
 def test_every_profile_is_read_and_says_where_it_comes_from():

@@ -159,7 +159,7 @@ def test_what_nvidia_usually_asks_for_is_said_where_it_is_not_known() -> None:
         ("qwen3:30b", "Qwen/Qwen3-30B-A3B", None),
         ("qwen2.5:7b", "Qwen/Qwen2.5-7B-Instruct", None),
         ("Gemma3:27b-it-qat", "google/gemma-3-27b-it", None),
-        ("gemma4:31b", "gemma-4-31b-it", "nvidia/Gemma-4-31B-IT-NVFP4"),
+        ("gemma4:31b", "google/gemma-4-31B-it", None),
         ("gemma4:26b", "google/gemma-4-26B-A4B", None),
         ("gemma4:e4b", "google/gemma-4-E4B-it", None),
         ("deepseek-r1:70b", "deepseek-ai/DeepSeek-R1-Distill-Llama-70B", None),
@@ -183,7 +183,7 @@ def test_a_name_of_ollamas_is_the_checkpoints(name: str, served: str, facts_of: 
 @pytest.mark.parametrize(
     ("name", "first"),
     [
-        ("gemma4:12b", "gemma-4-"),
+        ("gemma4:14b", "gemma-4-"),
         ("gemma4-31b", "gemma-4-31b"),
         ("llama3.1:latest", "llama-3.1-"),
         ("qwen3:9b", "qwen3-"),

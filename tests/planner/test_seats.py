@@ -127,7 +127,7 @@ def test_seats_of_a_running_deployment_make_the_others_wait() -> None:
 
 
 def _may_keep(basis: PlanBasis, choice: DeploymentChoice, replicas: int) -> bool:
-    budgets = (choice.for_all(tokens) for tokens in (None, *basis.other_step_tokens(choice.gpu)))
+    budgets = (choice.for_all(tokens) for tokens in (None, *basis.other_step_tokens(choice)))
     found = (candidate(basis, each, replicas) for each in budgets)
     return any(isinstance(each, Candidate) and each.may_keep(basis.request.goal) for each in found)
 
@@ -145,6 +145,16 @@ def test_what_is_too_few_replicas_by_throughput_keeps_no_goal() -> None:
             least = least_that_answer(basis, choice)
             needed = fewest(64, partial(_may_keep, basis, choice))
             assert needed is not None and needed / 4 < least <= needed, (gpu.id, least, needed)
+
+
+@pytest.mark.parametrize(("model", "tried"), [("gemma-4-26b-a4b", (8192, 4096, 16384)), ("gemma-4-e4b", None)])
+def test_no_step_is_tried_that_holds_no_video_of_gemma_4(model: str, tried: tuple[int, ...] | None) -> None:
+    """vLLM starts no server with less: "Chunked MM input disabled but max_tokens_per_mm_item is larger"."""
+    spec = resolve_model(model)
+    request = plan_request(EngineChoice("vllm"), ServingSettings(), users=8, gpu=["h100"])
+    basis, pair = PlanBasis(request, complete(request, spec), MEASURED), formats_asked(spec, request)[0][0]
+    choice = DeploymentChoice(basis.gpus[0], ParallelLayout(), pair.weights, pair.kv_cache_dtype)
+    assert basis.step_budgets(choice) == (tried or (8192, 2048, 4096, 16384))
 
 
 GIB = 1024**3

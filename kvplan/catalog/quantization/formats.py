@@ -24,7 +24,7 @@ class Rule:
 
     stored: QuantizationSpec | None
     names: Names | None = None
-    kinds: tuple[ModuleKind, ...] = ("linear", "experts", "head", "embedding")
+    kinds: tuple[ModuleKind, ...] = ("linear", "experts", "head", "embedding", "lookup")
     is_not: bool = False
 
     def has(self, module: Module) -> bool:

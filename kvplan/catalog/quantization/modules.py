@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from kvplan.catalog.tensors import Tensor
 
-ModuleKind = Literal["linear", "experts", "head", "embedding"]
+ModuleKind = Literal["linear", "experts", "head", "embedding", "lookup"]
 
 _PATH: Final = re.compile(
     r"^(?:(?:base_model|model|language_model|text_model|llm|thinker|transformer|backbone|decoder|gpt_neox|encoder(?=\.\w))\.)*"
@@ -155,7 +155,7 @@ class ModuleNaming:
                 return make_module("head", (*_HEADS, "language_model.lm_head"))
             paths = ("model", "model.language_model", "language_model.model")
             return make_module("embedding", (f"{path}.{tensor.name}" for path in paths))
-        if tensor.role not in ("linear", "expert") or len(tensor.shape) < 2 or tensor.never_quantized:
+        if tensor.role not in ("linear", "expert", "lookup") or len(tensor.shape) < 2 or tensor.never_quantized:
             return None
         roots = self.family.roots
         starts = (root.rpartition("layers")[0] if layer is None else f"{root}.{layer}." for root in roots)
@@ -174,6 +174,8 @@ class ModuleNaming:
 
     def _module(self, tensor: Tensor, starts: tuple[str, ...]) -> Module:
         paths = self._paths(tensor.name)
+        if tensor.role == "lookup":
+            return make_module("lookup", (f"{start}{path}" for start in starts for path in paths))
         is_expert = tensor.role == "expert"
         inner = [(_of_expert if is_expert else _of_linear)(path) for path in paths]
         names = [f"{start}{name}" for start in starts for own, _ in inner for name in own]

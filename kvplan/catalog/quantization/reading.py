@@ -34,7 +34,7 @@ def skipped(ignored: tuple[str, ...]) -> tuple[Rule, Rule]:
     """Return the rules of is_layer_skipped with whole names: an entry that is below the experts exempts them all."""
     of_experts = tuple(entry for entry in ignored if "experts" in entry)
     return (
-        Rule(None, Names("equal", ignored), kinds=("linear",)),
+        Rule(None, Names("equal", ignored), kinds=("linear", "lookup")),
         Rule(None, Names("contains", of_experts, of_experts="group"), kinds=("experts",)),
     )
 
@@ -53,7 +53,9 @@ def read_fp8(section: ConfigView, naming: ModuleNaming) -> QuantizationSpec | No
     ignored = names(section, "ignored_layers", "modules_to_not_convert")
     return with_rules(
         *skipped(ignored),
-        Rule(dense, kinds=("linear",)),
+        # A table of n-grams (vllm/models/qwen4_exp) is named by its parts; its one scale is as nothing beside it.
+        Rule(None, Names("below", ignored), kinds=("lookup",)),
+        Rule(dense, kinds=("linear", "lookup")),
         Rule(dense if experts is None else experts, kinds=("experts",)),
         naming=naming,
     )

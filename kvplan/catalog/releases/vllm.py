@@ -35,6 +35,7 @@ class VllmRelease:
     large_gpu_defaults: bool
     a100_is_large: bool
     huge_gpu_defaults: bool
+    steps_hold_largest_item: bool
     told_unified_memory: bool
     first_engine_chunk_tokens: int | None
     block_size_multiple: int

@@ -12,7 +12,6 @@ from kvplan.catalog.devices.measured_profile import Origin
 from kvplan.catalog.engines import EngineChoice
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.cache_entries import CacheSettings
-from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.placed.placement import Placement
 from kvplan.estimate.speed.engine_speed import engine_rules, engine_speed_model
@@ -23,6 +22,7 @@ from kvplan.estimate.speed.queueing.rules import SchedulingRules
 from kvplan.estimate.speed.queues import ExplainedStep, Queues, decode_step, mixed_step, play_queues
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import kv_read_bytes, model_work
+from kvplan.estimate.weights import lookup_bytes
 from kvplan.units import plural
 
 PROMPT_TOKENS: Final = 512
@@ -164,7 +164,7 @@ def _speed(
     layout = ParallelLayout.of(settings)
     weight_bytes = deployment.weight_bytes - (0 if drafter is None else drafter.weight_bytes)
     if engine.name == "kvplan":  # vLLM has them in the host's memory
-        weight_bytes -= spec.lookup_elements * element_bytes(cache.model_dtype)
+        weight_bytes -= lookup_bytes(spec, cache.model_dtype)
     work = model_work(spec, weight_bytes, cache.model_dtype, layout)
     profile = measured.for_gpu(gpu, work.speed_format, engine.name)
     known = None if profile is None else DeviceSpeed.of(profile, spec.id, work.speed_format)

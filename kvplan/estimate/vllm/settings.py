@@ -17,6 +17,7 @@ from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB, check_free, others_bytes, shared_utilization
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.runners import in_second_runner
+from kvplan.estimate.vllm.vision import whole_item_tokens
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import GIB, format_bytes
 
@@ -80,7 +81,7 @@ def resolve_settings(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, r
     if utilization is None:
         utilization, note = _default_utilization(total, asked, release)
         notes.append(note)
-    tokens, rows = _batch_limits(gpu, total, asked, release, max_model_len, notes)
+    tokens, rows = _batch_limits(spec, gpu, total, asked, release, max_model_len, notes)
     dtype = serving_dtype(spec.dtype, asked.dtype)
     refusal = vllm_refusal(replace(asked, max_num_batched_tokens=tokens, max_num_seqs=rows), release, dtype)
     if refusal is None and spec.drafter is not None:
@@ -219,6 +220,7 @@ def _samples_with_flashinfer(gpu: GpuProfile, asked: ServingSettings, release: V
 
 
 def _batch_limits(
+    spec: ModelSpec,
     gpu: GpuProfile,
     total_bytes: int,
     asked: ServingSettings,
@@ -226,7 +228,7 @@ def _batch_limits(
     max_model_len: int,
     notes: list[str],
 ) -> tuple[int, int]:
-    default_tokens, default_rows = batch_defaults(gpu, total_bytes, asked.usage, release, max_model_len)
+    default_tokens, default_rows = batch_defaults(spec, gpu, total_bytes, asked, release, max_model_len)
     rows = asked.max_num_seqs or default_rows
     where = "on a CPU" if gpu.is_cpu else "on this GPU"
     tokens = asked.max_num_batched_tokens
@@ -240,9 +242,25 @@ def _batch_limits(
 
 
 def batch_defaults(
+    spec: ModelSpec,
+    gpu: GpuProfile,
+    total_bytes: int,
+    asked: ServingSettings,
+    release: VllmRelease,
+    max_model_len: int,
+) -> tuple[int, int]:
+    """(tokens, sequences) per step where the user gives none (vllm/engine/arg_utils.py).
+
+    Steps hold the largest image or video of a model that reads each in one (_get_min_mm_batched_tokens).
+    """
+    tokens, rows = device_batch_defaults(gpu, total_bytes, asked.usage, release, max_model_len)
+    return max(tokens, whole_item_tokens(spec, asked, release)), rows
+
+
+def device_batch_defaults(
     gpu: GpuProfile, total_bytes: int, usage: str, release: VllmRelease, max_model_len: int
 ) -> tuple[int, int]:
-    """(tokens, sequences) per step where the user gives none (vllm/engine/arg_utils.py, get_batch_defaults).
+    """The same by the device alone (get_batch_defaults).
 
     The first engine prefilled whole prompts, so one step had to hold the longest of them, unless prompts were so long
     that chunking was on by itself.

@@ -14,8 +14,8 @@ from typing import Any
 
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.vllm.modalities import NO_LIMIT, modality_limits
-from kvplan.settings import FilledSettings
+from kvplan.estimate.vllm.modalities import NO_LIMIT, as_limited, modality_limits
+from kvplan.settings import FilledSettings, ServingSettings
 
 _CHANNELS = 3
 _RESIDUAL_WIDTHS = 2
@@ -87,6 +87,24 @@ def vision_profile(spec: ModelSpec, settings: FilledSettings, release: VllmRelea
         image = replace(image, inner_width=_ROTARY_WIDTHS * image.hidden_size, held_width=held)
     width = _RESIDUAL_WIDTHS * image.hidden_size + image.held_width + image.inner_width // settings.tensor_parallel_size
     return VisionProfile(num_items, image.pixels, image.patches, image.tokens, width, image.deepstack_outputs)
+
+
+_GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
+"""Of 32 frames, with marks and a time (vllm/model_executor/models/gemma4_mm.py, get_mm_max_tokens_per_item)."""
+
+
+def whole_item_tokens(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> int:
+    """Tokens of the largest image or video where the model reads one in one step, whatever a prompt may have; else 0.
+
+    Gemma 4's larger ones, whose images see both ways. Of Gemma 3 and others vLLM states no size beforehand.
+    """
+    text = spec.raw_config.get("text_config")
+    is_gemma4 = spec.raw_config.get("model_type") in ("gemma4", "gemma4_unified")
+    if not (release.steps_hold_largest_item and is_gemma4 and isinstance(text, Mapping)):
+        return 0
+    if text.get("use_bidirectional_attention") != "vision" or as_limited(spec, asked).language_model_only:
+        return 0
+    return _GEMMA4_VIDEO_TOKENS
 
 
 def _number(section: Mapping[str, Any], name: str, default: int) -> int:

@@ -39,7 +39,8 @@ from kvplan.estimate.vllm.prediction import (
 )
 from kvplan.estimate.vllm.prefix_hits import PrefixHits, prefix_hits, shared_blocks
 from kvplan.estimate.vllm.ranges import sure_num_seqs
-from kvplan.estimate.vllm.settings import batch_defaults
+from kvplan.estimate.vllm.settings import device_batch_defaults
+from kvplan.estimate.vllm.vision import whole_item_tokens
 from kvplan.planner.choices.deployment import Capacity, DeploymentChoice
 from kvplan.planner.choices.formats import FormatPair, WeightFormat, check_kernels
 from kvplan.planner.choices.layouts import layouts_across_nodes, layouts_in_a_node
@@ -108,14 +109,14 @@ class PlanBasis:
         return self.tried_layouts[key]
 
     def default_step_tokens(self, gpu: GpuProfile) -> int:
-        """The token budget of a step where nobody gives one."""
+        """The token budget of a step where nobody gives one, whatever the model."""
         return self._batch_defaults(gpu)[0]
 
     def _batch_defaults(self, gpu: GpuProfile) -> tuple[int, int]:
         if gpu.id not in self._defaults:
             asked, release = self.request.settings, vllm_release(self.request.engine.version)
             memory = asked.device_memory_bytes or gpu.memory_bytes
-            found = batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
+            found = device_batch_defaults(gpu, memory, asked.usage, release, self.workload.longest_context)
             self._defaults[gpu.id] = found
         return self._defaults[gpu.id]
 
@@ -129,18 +130,24 @@ class PlanBasis:
         asked = self.request.settings.max_num_seqs
         return self._batch_defaults(gpu)[1] if asked is None and self.request.as_started else asked
 
-    def other_step_tokens(self, gpu: GpuProfile) -> tuple[int, ...]:
+    def other_step_tokens(self, choice: DeploymentChoice) -> tuple[int, ...]:
         """Budgets to try beside the default; none where one was asked for, or prompts are read whole."""
-        if self.request.settings.max_num_batched_tokens is not None or self.request.as_started or gpu.is_cpu:
+        if self.request.settings.max_num_batched_tokens is not None or self.request.as_started or choice.gpu.is_cpu:
             return ()
         if not vllm_release(self.request.engine.version).v1:
             return ()
-        return tuple(each for each in _STEP_TOKENS if each != self.default_step_tokens(gpu))
+        least, default = self._least_step_tokens(choice), self.default_step_tokens(choice.gpu)
+        return tuple(each for each in _STEP_TOKENS if each >= least and each != default)
 
-    def step_budgets(self, gpu: GpuProfile) -> tuple[int, ...]:
+    def step_budgets(self, choice: DeploymentChoice) -> tuple[int, ...]:
         """Every budget that is tried, the one that was asked for or the default first."""
-        first = self.request.settings.max_num_batched_tokens or self.default_step_tokens(gpu)
-        return (first, *self.other_step_tokens(gpu))
+        default = max(self.default_step_tokens(choice.gpu), self._least_step_tokens(choice))
+        return (self.request.settings.max_num_batched_tokens or default, *self.other_step_tokens(choice))
+
+    def _least_step_tokens(self, choice: DeploymentChoice) -> int:
+        """vLLM raises its default to this and starts with no fewer."""
+        release = vllm_release(self.request.engine.version)
+        return whole_item_tokens(choice.weights.spec, self.request.settings, release)
 
     def most_sequences(self, choice: DeploymentChoice) -> int:
         """Seats of an engine at most: no more than a step has tokens, as vLLM refuses settings with fewer."""

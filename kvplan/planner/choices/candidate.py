@@ -96,7 +96,7 @@ class Candidate:
 
         A lone request decodes as fast with every budget, and reads a prompt as fast that each of them takes whole.
         """
-        whole = self.model.input_tokens <= min(self.basis.step_budgets(self.choice.gpu))
+        whole = self.model.input_tokens <= min(self.basis.step_budgets(self.choice))
         names = ("ttft", "tpot") if whole else ("tpot",)
         return goal.is_asked and any(
             getattr(self.model.steady(1, "middle"), SLO_FIELDS[bound.name])

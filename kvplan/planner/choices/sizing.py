@@ -126,7 +126,7 @@ def least_that_answer(basis: PlanBasis, choice: DeploymentChoice) -> float:
     found = with_seats(basis, choice, 1, 1.0)
     if workload.num_users is None or not goal.is_asked or math.isinf(longest) or isinstance(found, Miss):
         return 1.0
-    answered = found.model.most_prompts_per_second(max(basis.step_budgets(choice.gpu)))
+    answered = found.model.most_prompts_per_second(max(basis.step_budgets(choice)))
     return _SURELY * workload.num_users / (answered * (longest + workload.pattern.think_seconds))
 
 

@@ -152,7 +152,7 @@ def _pools(best: Played, player: Player, trace: TraceQuestion, basis: PlanBasis)
     if engine is None:
         return None
     demand, share, choice = player.demand, trace.share_of_windows, plan.found.choice
-    budgets = [each for each in basis.step_budgets(choice.gpu) if each > plan.found.tokens]
+    budgets = [each for each in basis.step_budgets(choice) if each > plan.found.tokens]
     others = [fleet_choice(basis, replace(choice, max_num_batched_tokens=each)) for each in sorted(budgets)]
     larger = [each for each in others if each is not None]
     return compare_pools(plan.found, plan.replicas, demand, player.goal, share, plan.router, engine, larger)

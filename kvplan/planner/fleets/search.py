@@ -130,7 +130,7 @@ class FleetSearch:
 
     def _variants(self, found: FleetChoice) -> Iterator[FleetChoice]:
         """With each other token budget."""
-        usual = self.basis.other_step_tokens(found.choice.gpu)
+        usual = self.basis.other_step_tokens(found.choice)
         for tokens in usual if self.budgets is None else [each for each in self.budgets if each != found.tokens]:
             other = fleet_choice(self.basis, replace(found.choice, max_num_batched_tokens=tokens))
             if other is not None:

@@ -250,7 +250,7 @@ class Frontier:
 
     def _with_budgets(self, choice: DeploymentChoice) -> Iterator[DeploymentChoice]:
         """``choice`` with the token budgets that decide how many replicas hold the load."""
-        others = self.basis.other_step_tokens(choice.gpu)
+        others = self.basis.other_step_tokens(choice)
         for tokens in (None, *(others if self.basis.workload.num_users is None else others[:1])):
             yield choice.for_all(tokens)
 
@@ -377,7 +377,7 @@ class Frontier:
         ``beside``: another number of replicas, whose speeds say of some budgets that so many keep no goal: these are
         left out before their start-up is predicted.
         """
-        for tokens in (None, *self.basis.other_step_tokens(choice.gpu)):
+        for tokens in (None, *self.basis.other_step_tokens(choice)):
             budget = choice.for_all(tokens)
             known = None if beside is None else self._candidates.get((budget.key, beside))
             if isinstance(known, Candidate) and not known.leaves_open(self.basis.request.goal, replicas):

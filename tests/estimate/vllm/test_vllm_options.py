@@ -319,3 +319,25 @@ def test_a_sequence_is_counted_in_the_blocks_of_its_deployment(model: str, gpu: 
     assert block in (64, 128)
     assert answer.pages is not None and answer.pages.block_size == block
     assert answer.pages.paged_blocks == -(-1000 // block)
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "settings", "tokens"),
+    [
+        ("gemma-4-26b-a4b", "0.25.1", {}, 2496),
+        ("gemma-4-31b", "0.22.0", {}, 2496),
+        ("gemma-4-31b", "0.21.0", {}, 2048),
+        ("gemma-4-e4b", "0.25.1", {}, 2048),
+        ("gemma-3-27b", "0.25.1", {}, 2048),
+        ("gemma-4-26b-a4b", "0.25.1", {"language_model_only": True}, 2048),
+        ("gemma-4-26b-a4b", "0.25.1", {"limit_mm_per_prompt": "image=0,video=0,audio=0"}, 2048),
+        ("gemma-4-26b-a4b", "0.25.1", {"max_num_batched_tokens": 4096}, 4096),
+    ],
+)
+def test_the_default_step_holds_a_video_of_gemma_4(
+    model: str, version: str, settings: dict[str, Any], tokens: int
+) -> None:
+    """A log of 0.22 says "Raising max_num_batched_tokens from 2048 to 2496" (sostrowsk/dgx-spark-local-llm)."""
+    assert predict(model, "l40s", version, **settings).settings.serving.max_num_batched_tokens == tokens
+    if tokens == 2496:
+        assert predict(model, "h100", version).settings.serving.max_num_batched_tokens == 8192

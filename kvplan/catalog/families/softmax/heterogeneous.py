@@ -247,7 +247,6 @@ def read_laguna(view: ConfigView) -> Body:
         expert_size=("moe_intermediate_size",),
         shared_size=("shared_expert_intermediate_size",),
         router_bias=True,
-        traits=_SHARED,
     )
     body = decoder_body(view, sizes, stacked(sizes, mixers, read_feed_forwards(view, family, sizes)))
     full = rope_of_type(view, sizes.head, FULL_TYPE, theta=500_000.0, share=0.5)
