@@ -112,6 +112,7 @@ def base_name(model: str) -> tuple[str, str | None]:
 _SAME_SHAPE = (
     (re.compile(r"^qwen2\.5-coder-"), "qwen2.5-"),
     (re.compile(r"^qwen3\.[68]-(27b|35b-a3b)$"), r"qwen3.5-\1"),
+    (re.compile(r"^mistral-small-3\.2-"), "mistral-small-3.1-"),
     (re.compile(r"^vicuna-(7b|13b)-v1\.5$"), r"llama-2-\1"),
     (re.compile(r"^.*-(llama-3(\.\d)?-\d+b)$"), r"\1"),
 )
