@@ -133,6 +133,8 @@ def _stand_in(row: Row, models: dict[str, dict[str, object]]) -> ModelSpec:
     if row["model"] in _WITHOUT_STAND_IN:
         raise UsageError(f"no config of {row['model']}: what of it stays in 16 bits is not known")
     name, form = base_name(row["model"])
+    if form == "fp8" and row["model"].startswith("Qwen/"):
+        form = "fp8-block"  # as all of its publisher's
     for wanted in _same_shape(name):
         for profile in profiles():
             if base_name(profile["id"]) == (wanted, None):
