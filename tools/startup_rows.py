@@ -267,6 +267,7 @@ def row_settings(row: Row) -> ServingSettings:
         enable_prefix_caching=_switch(notes, "enable_prefix_caching"),
         warm_start=_switch(notes, "warm_start") or False,
         language_model_only=_is_text_only(notes + row["verbatim"]),
+        limit_mm_per_prompt=_item_limits(notes),
         enable_lora=_switch(notes, "enable_lora") or False,
     )
 
@@ -277,6 +278,12 @@ def _speculative_tokens(notes: str) -> int:
         return 0
     match = re.search(r"(?:num_speculative_tokens|num_spec_tokens|\bn)=(\d+)", notes)
     return int(match.group(1)) if match else 1
+
+
+def _item_limits(notes: str) -> str | None:
+    """``image=0,video=0`` of "limit_mm_per_prompt image=0, video=0", or of the same without equals signs."""
+    match = re.search(r"limit_mm_per_prompt ((?:(?:image|video|audio)[= ]\d+(?:, )?)+)", notes)
+    return None if match is None else re.sub(r"(\w+)[= ](\d+)(, )?", r"\1=\2,", match.group(1)).rstrip(",")
 
 
 def _is_text_only(text: str) -> bool:
