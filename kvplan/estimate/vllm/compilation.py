@@ -9,10 +9,10 @@ cache is written (torch/_inductor/runtime/benchmarking.py; read in PyTorch 2.13)
 The largest argument is the embedding's matrix: looking tokens up is a kernel, and its argument is the rank's whole
 matrix, beside its output for a step of ``max_num_batched_tokens`` tokens. Models that take images or sounds look tokens
 up before their compiled decoder (vllm/v1/worker/gpu_model_runner.py, _dummy_run: inputs_embeds), and have no such
-kernel unless they are served as language models alone. Then Gemma 4's E models look up a second table, of inputs
-for every layer, which is several times as large (vllm/model_executor/models/gemma4.py, get_per_layer_inputs, read in
-0.30; Gemma 3n's is looked up before, gemma3n_mm.py). A Gemma 4 E2B with that table in 4 bits had 1.07 GiB less at its first start on a T4 (xbill9/gemma4-dev);
-1.06 by this account, the table with its scales.
+kernel unless they are served as language models alone. Then Gemma 4's E models look up a second table, of inputs for
+every layer, which is several times as large (vllm/model_executor/models/gemma4.py, get_per_layer_inputs, read in 0.30;
+Gemma 3n's is looked up before, in gemma3n_mm.py). A Gemma 4 E2B with that table in 4 bits had 1.07 GiB less at its
+first start on a T4 (xbill9/gemma4-dev): 1.06 by this account, the table with its scales.
 
 A later start with the same settings finds its kernels in the compile cache (~/.cache/vllm, which a container loses) and
 takes nothing of this. Issue 54383 of vllm-project/vllm measured both for Qwen3-32B-AWQ on two RTX 4090: 0.47 GiB less
