@@ -25,7 +25,11 @@ def estimate_document(answer: EstimateAnswer) -> dict[str, Any]:
         "kv_cache": _cache_document(answer),
         "deployments": [
             deployment_figures(deployment)
-            | {"range_causes": range_causes(deployment), "range_evidence": range_evidence(deployment)}
+            | {
+                "range_causes": range_causes(deployment),
+                "range_evidence": range_evidence(deployment),
+                "later_start_bytes": deployment.kv_range.later_start_bytes if deployment.kv_range is not None else None,
+            }
             | {"performance": None if speed is None else speed_document(speed)}
             for deployment, speed in zip(answer.deployments, answer.speeds, strict=True)
         ],

@@ -114,6 +114,12 @@ def outside_sentences(log: StartupLog, within: KvRange, parts: Sequence[AccountL
         return None
     if low - rounding <= seen <= high + rounding:
         return None
+    width = within.pool_bytes[1] - within.pool_bytes[0]
+    if width and high < seen <= high + within.later_start_bytes * (high - low) / width + rounding:
+        return (
+            f"The log has {said}, where 9 of 10 first starts like it have {between}: it is a later start, which found "
+            "its kernels compiled, all or some of them (--warm-start)."
+        )
     side = ("fewer" if tokens is not None else "less") if seen < low else "more"
     first = f"The log has {said}, {side} than predicted: 9 of 10 start-ups like it have {between}."
     return " ".join([first, *_reasons(log, parts)])

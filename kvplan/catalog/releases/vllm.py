@@ -64,6 +64,8 @@ class VllmRelease:
     warms_tensor_descriptors: bool
     times_compiled_kernels: bool
     float_vision_rotary: bool
+    profiles_long_videos: bool
+    norms_out_of_place: bool
     keeps_reduced_tensors: bool
     awq_keeps_partial_sums: bool
     keeps_moe_workspace: bool

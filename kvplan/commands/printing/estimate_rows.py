@@ -64,8 +64,27 @@ def print_ranges(answer: EstimateAnswer) -> None:
         )
         for each in found.causes:
             print_sentence(f"{RANGE_HEAD} {format_gib(each.num_bytes)} {each.sentence}", indent="    ", further=" " * 6)
+        if found.later_start_bytes:
+            more = f"{format_gib(found.later_start_bytes)} GiB more, which is not in the interval"
+            print_sentence(f"a later start, which finds its kernels compiled: {more}", indent="    ", further=" " * 6)
         if found.known is not None:
             print_sentence(found.known.sentence, indent="    ", further=" " * 6)
+
+
+def later_starts_note(*answers: EstimateAnswer) -> str | None:
+    """What later starts have beside the intervals, where that is more than half of one."""
+    deployments = (each for answer in answers for each in answer.deployments)
+    ranges = (each.kv_range for each in deployments if each.kv_range is not None)
+    gains = [
+        within.later_start_bytes
+        for within in ranges
+        if 2 * within.later_start_bytes > within.pool_bytes[1] - within.pool_bytes[0]
+    ]
+    if not gains:
+        return None
+    low, high = format_gib(min(gains)), format_gib(max(gains))
+    more = low if low == high else f"{low} to {high}"
+    return f"{RANGE_HEAD} is of a first start; a later one has {more} GiB more for KV (--warm-start)."
 
 
 def range_warnings(answer: EstimateAnswer) -> tuple[str, ...]:
@@ -149,6 +168,9 @@ def print_comparison(answers: Sequence[EstimateAnswer], *, as_markdown: bool) ->
     meaning = f"; {RANGE_MEANING}" if RANGE_HEAD in head else ""
     title = f"Sequences that fit at once, {engine} (weights and KV pool per GPU{meaning}):"
     print_table(title, head, rows, text_columns=text_columns, parts=("weights GiB",))
+    note = later_starts_note(*answers)
+    if note is not None:
+        print_sentence(f"note: {note}", indent="", further="  ")
     _print_titles(answers)
 
 

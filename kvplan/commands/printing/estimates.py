@@ -18,6 +18,7 @@ from kvplan.commands.printing.estimate_rows import (
     csv_rows,
     gpu_label,
     has_ranges,
+    later_starts_note,
     limit_cell,
     print_comparison,
     print_ranges,
@@ -128,8 +129,8 @@ def _print_text(answer: EstimateAnswer, *, explain: bool) -> None:
                 print_sentence(_budget(answer, row), further="    ")
             print_ranges(answer)
         else:
-            for warning in range_warnings(answer):
-                print_sentence(f"note: {warning}", indent="", further="  ")
+            for note in filter(None, (later_starts_note(answer), *range_warnings(answer))):
+                print_sentence(f"note: {note}", indent="", further="  ")
         print_speeds(answer, explain=explain)
     print_speculation(answer)
     if explain:

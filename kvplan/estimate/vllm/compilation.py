@@ -9,7 +9,10 @@ cache is written (torch/_inductor/runtime/benchmarking.py; read in PyTorch 2.13)
 The largest argument is the embedding's matrix: looking tokens up is a kernel, and its argument is the rank's whole
 matrix, beside its output for a step of ``max_num_batched_tokens`` tokens. Models that take images or sounds look tokens
 up before their compiled decoder (vllm/v1/worker/gpu_model_runner.py, _dummy_run: inputs_embeds), and have no such
-kernel unless they are served as language models alone.
+kernel unless they are served as language models alone. Then Gemma 4's E models look up a second table, of inputs for
+every layer, which is several times as large (vllm/model_executor/models/gemma4.py, get_per_layer_inputs, read in 0.30;
+Gemma 3n's is looked up before, in gemma3n_mm.py). A Gemma 4 E2B with that table in 4 bits had 1.07 GiB less at its
+first start on a T4 (xbill9/gemma4-dev): 1.06 by this account, the table with its scales.
 
 A later start with the same settings finds its kernels in the compile cache (~/.cache/vllm, which a container loses) and
 takes nothing of this. Issue 54383 of vllm-project/vllm measured both for Qwen3-32B-AWQ on two RTX 4090: 0.47 GiB less
@@ -29,6 +32,7 @@ from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.modalities import taken_modalities
+from kvplan.estimate.weights import format_of, quantized_bytes
 from kvplan.settings import FilledSettings
 
 _VOCAB_PADDING = 64
@@ -38,16 +42,26 @@ def compiling_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, 
     """Return the peak of compiling on a rank that has the embedding; 0 where nothing of its size is timed."""
     if not _times_lookup(spec, gpu, settings, release):
         return 0
-    step = settings.max_num_batched_tokens * spec.hidden_size * element_bytes(settings.dtype)
-    return timed_matrix_bytes(spec, gpu, settings, release) + step + gpu.l2_cache_bytes
+    matrix, width = _largest_lookup(spec, settings)
+    return matrix + settings.max_num_batched_tokens * width * element_bytes(settings.dtype) + gpu.l2_cache_bytes
 
 
 def timed_matrix_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
-    """Return the copy of the embedding's matrix on which the lookup is timed; 0 where it is not."""
-    if not _times_lookup(spec, gpu, settings, release):
-        return 0
-    rows = -(-spec.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING // settings.tensor_parallel_size
-    return rows * spec.hidden_size * element_bytes(settings.dtype)
+    """Return the copy of the matrix on which the lookup is timed; 0 where it is not."""
+    return _largest_lookup(spec, settings)[0] if _times_lookup(spec, gpu, settings, release) else 0
+
+
+def _largest_lookup(spec: ModelSpec, settings: FilledSettings) -> tuple[int, int]:
+    """(bytes on a rank, width of a row) of the largest table that tokens are looked up in."""
+    tp, size = settings.tensor_parallel_size, element_bytes(settings.dtype)
+    rows = -(-spec.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING // tp
+    found = [(rows * spec.hidden_size * size, spec.hidden_size)]
+    looks_twice = spec.architecture.startswith("Gemma4")
+    for table in (each for each in spec.tensors if looks_twice and each.name == "embed_tokens_per_layer"):
+        stored = format_of(spec.quantization, table, None)
+        whole = table.num_elements * size if stored is None else quantized_bytes(table.shape, stored)
+        found.append((whole // tp, table.shape[1]))
+    return max(found)
 
 
 def _times_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:

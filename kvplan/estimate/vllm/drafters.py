@@ -48,6 +48,7 @@ def drafter_weight_bytes(
     *,
     absorbs_latents: bool = False,
     splits_large: bool = True,
+    repeats_block_scales: bool = False,
 ) -> int:
     """Bytes of the drafter on one rank of the last stage.
 
@@ -68,6 +69,7 @@ def drafter_weight_bytes(
         max_model_len=max_model_len,
         absorbs_latents=absorbs_latents,
         splits_large=splits_large,
+        repeats_block_scales=repeats_block_scales,
     )
     if is_own:
         total = int(total * _stored_share(spec, model, formats, dtype)) or _stored_bytes(spec, layout, dtype)

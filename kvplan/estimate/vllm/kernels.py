@@ -33,6 +33,7 @@ _KEYS_PER_LATENT = 576 * 2 // 132
 INDEXER_LOGIT_BYTES = 512 * MIB
 """What the profile run sets aside for the scores of a sparse indexer (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
+_EIGHT_BIT_FLOATS_FROM = (8, 9)
 MXFP4_HIDDEN_STEP = 256
 MXFP4_INNER_STEP = 64
 _MARLIN_INNER_STEP, _WIDE_INNER_STEP = 128, 256
@@ -215,6 +216,16 @@ def _indexed(mixer: LatentAttention | CompressedAttention) -> tuple[int, int]:
         return 0, 0
     pool = mixer.ratio or 1 if isinstance(mixer, CompressedAttention) else mixer.indexer.pool
     return mixer.indexer.head_size, pool
+
+
+def repeats_block_scales(gpu: GpuProfile) -> bool:
+    """Whether Marlin runs 8-bit floats with a scale for each block: on NVIDIA GPUs without instructions for them.
+
+    It takes a scale for each row and 128 inputs, so that each block's is repeated for its 128 rows, in the model's
+    dtype (vllm/model_executor/layers/quantization/utils/marlin_utils_fp8.py: prepare_fp8_layer_for_marlin and
+    prepare_fp8_moe_layer_for_marlin, read in 0.27.1 and 0.29.0).
+    """
+    return (0, 0) < compute_capability(gpu) < _EIGHT_BIT_FLOATS_FROM
 
 
 def mxfp4_inner_step(gpu: GpuProfile, release: VllmRelease) -> int:

@@ -45,6 +45,7 @@ from kvplan.estimate.vllm.kernels import (
     index_graph_bytes,
     mxfp4_inner_step,
     needs_block_per_sequence,
+    repeats_block_scales,
 )
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.modalities import as_limited
@@ -326,7 +327,8 @@ def _rank_parts(
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
     splits_large = release.splits_large_weights or gpu.vendor != "nvidia"
-    loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, inner_step)
+    repeats = repeats_block_scales(gpu)
+    loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, inner_step, repeats)
     key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, splits_large, release)
     if key in known.parts:
         return known.parts[key]
@@ -342,6 +344,7 @@ def _rank_parts(
         with_towers=not settings.language_model_only,
         expert_inner_step=inner_step,
         splits_large=splits_large,
+        repeats_block_scales=repeats,
         absorbs_latents=release.v1 and release.latent_cache,
         qwen3_positions=release.qwen3_positions,
     )
@@ -361,6 +364,7 @@ def _rank_parts(
             settings.max_model_len,
             absorbs_latents=release.v1,
             splits_large=splits_large,
+            repeats_block_scales=repeats,
         )
         layers += cached_layers(spec.drafter)
     kept = cache_settings(spec, settings)

@@ -26,6 +26,12 @@ _ROTARY_WIDTHS = 8
 """The same in the model's dtype: qkv (3), q and k before and after the rotation (2 x 2), the attention's output (1).
 The block's output (1) is as wide on every rank (vllm/model_executor/models/qwen2_5_vl.py, Qwen2_5_VisionAttention)."""
 
+_GATED_HELD_WIDTHS = 3
+"""Hidden widths alive in a gated MLP beside two: the norm's output and sum where it leaves its inputs, and what the
+MLP returns (Qwen2_5_VisionBlock)."""
+_GATED_INNER_WIDTHS = 3
+"""Inner widths alive there: gate and up, and their product (Qwen2_5_VisionMLP)."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSize:
@@ -45,6 +51,10 @@ class ImageSize:
     for_each_sequence: bool = False
     turns_as_release: bool = False
     """Queries and keys are turned by the release's own function, in float32 or not."""
+    video_items: int = 1
+    """How many such images' pixels, patches and tokens the longest video has that releases with long videos profile."""
+    gated_width: int = 0
+    """Inner width of a gated MLP behind a norm that adds: wider than the attention where norms leave their inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +84,12 @@ def vision_profile(spec: ModelSpec, settings: FilledSettings, release: VllmRelea
     if image is None or image.tokens < 1:
         return None
     limits = modality_limits(settings.limit_mm_per_prompt)
-    most = limits.get("image", NO_LIMIT)
-    if not most and not limits.get("video", NO_LIMIT):
+    most, videos = limits.get("image", NO_LIMIT), limits.get("video", NO_LIMIT)
+    if not most and not videos:
         return None
+    if release.profiles_long_videos and videos:
+        longest = max(min(image.video_items, settings.max_model_len // image.tokens), 1)
+        image, most = _repeated(image, longest), videos if longest > 1 else most
     num_items = settings.max_num_seqs
     if not image.for_each_sequence:
         budget = max(settings.max_num_batched_tokens, image.tokens)
@@ -85,7 +98,11 @@ def vision_profile(spec: ModelSpec, settings: FilledSettings, release: VllmRelea
     if image.turns_as_release and not release.float_vision_rotary:
         held = image.held_width + image.hidden_size
         image = replace(image, inner_width=_ROTARY_WIDTHS * image.hidden_size, held_width=held)
-    width = _RESIDUAL_WIDTHS * image.hidden_size + image.held_width + image.inner_width // settings.tensor_parallel_size
+    width = _width(image, settings.tensor_parallel_size)
+    if image.gated_width and release.norms_out_of_place and not settings.enforce_eager:
+        held, inner = _GATED_HELD_WIDTHS * image.hidden_size, _GATED_INNER_WIDTHS * image.gated_width
+        gated = replace(image, held_width=held, inner_width=inner)
+        width = max(width, _width(gated, settings.tensor_parallel_size))
     return VisionProfile(num_items, image.pixels, image.patches, image.tokens, width, image.deepstack_outputs)
 
 
@@ -105,6 +122,15 @@ def whole_item_tokens(spec: ModelSpec, asked: ServingSettings, release: VllmRele
     if text.get("use_bidirectional_attention") != "vision" or as_limited(spec, asked).language_model_only:
         return 0
     return _GEMMA4_VIDEO_TOKENS
+
+
+def _width(image: ImageSize, ranks: int) -> int:
+    return _RESIDUAL_WIDTHS * image.hidden_size + image.held_width + image.inner_width // ranks
+
+
+def _repeated(image: ImageSize, times: int) -> ImageSize:
+    pixels, patches, tokens = (times * each for each in (image.pixels, image.patches, image.tokens))
+    return replace(image, pixels=pixels, patches=patches, tokens=tokens)
 
 
 def _number(section: Mapping[str, Any], name: str, default: int) -> int:
@@ -169,6 +195,15 @@ def _qwen_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize
     return ImageSize(pixels, patches, tokens, hidden, inner, deeper, held, turns_as_release=True)
 
 
+def _qwen2_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    """A video has at most 14 frames, and two frames are as many tokens as an image (qwen2_vl.py)."""
+    return replace(_qwen_vl(config, section), video_items=7)
+
+
+def _qwen2_5_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    return replace(_qwen2_vl(config, section), gated_width=_number(section, "intermediate_size", 3420))
+
+
 def _dots(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     """At most 11,289,600 pixels, in patches of 14 x 14, merged 2 x 2."""
     merge, patch = _number(section, "spatial_merge_size", 2), _number(section, "patch_size", 14)
@@ -210,8 +245,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]]
     "llava": _llava,
     "mllama": _mllama,
     "llama4": _llama4,
-    "qwen2_vl": _qwen_vl,
-    "qwen2_5_vl": _qwen_vl,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen_vl,
     "qwen3_vl_moe": _qwen_vl,
     "qwen3_5": _qwen_vl,

@@ -89,6 +89,8 @@ class WeightShare:
     piece for a request of that size or more (c10/cuda/CUDACachingAllocator.cpp, should_split), so that such a tensor
     keeps whole steps of 2 MiB.
     """
+    repeats_block_scales: bool = False
+    """Whether a block's scale is repeated for each of its rows, in the model's dtype (``repeats_block_scales``)."""
 
 
 def stored_formats(spec: ModelSpec, requested: str) -> StoredFormats:
@@ -112,6 +114,7 @@ def rank_weight_bytes(
     qwen3_positions: int = 4,
     expert_inner_step: int = MXFP4_INNER_STEP,
     splits_large: bool = True,
+    repeats_block_scales: bool = False,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
 
@@ -122,7 +125,16 @@ def rank_weight_bytes(
     """
     parts: list[Tensor] = []
     total = 0
-    plain = WeightShare(dtype, formats, layout, 1, None, in_float32, absorbs_latents, expert_inner_step, splits_large)
+    plain = WeightShare(
+        dtype,
+        formats,
+        layout,
+        in_float32=in_float32,
+        absorbs_latents=absorbs_latents,
+        expert_inner_step=expert_inner_step,
+        splits_large=splits_large,
+        repeats_block_scales=repeats_block_scales,
+    )
     scale = stored_scale(spec, dtype)
     kinds, by_kind, copies = formats.kinds(spec), dict[int, int](), dict[int, int]()
     for index in layers:
@@ -247,6 +259,9 @@ def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
     """Bytes of one tensor on one rank, scales and zero points included."""
     stored = share.formats.of(tensor, share.layer)
     if stored is not None:
+        if stored.block_shape is not None and share.repeats_block_scales:
+            columns = stored.block_shape[1]
+            stored = replace(stored, granularity="group", group_size=columns, scale_dtype=share.dtype)
         return quantized_bytes(_padded_shape(tensor, stored, share), stored)
     size = _NUMBER_BYTES if tensor.in_float32 and share.in_float32 else element_bytes(share.dtype)
     return prod(rank_shape(tensor, share.layout, share.head_rows)) * size

@@ -282,16 +282,25 @@ def test_a_model_with_vision_compiles_its_lookup_as_a_language_model_alone() -> 
     assert predict("gemma-3-4b", language_model_only=True).rank.activation.compiling_bytes > GIB
 
 
+def test_gemma_4s_inputs_of_every_layer_are_the_largest_table_that_is_timed() -> None:
+    """Where tokens are looked up inside the compiled decoder: not behind towers, and not in Gemma 3n at all."""
+    alone = predict("gemma-4-e2b", language_model_only=True).rank.activation
+    assert alone.compiling_bytes == (262144 + 2048) * 35 * 256 * 2 + 48 * MIB
+    assert predict("gemma-4-e2b").rank.activation.compiling_bytes == 0
+    assert predict("gemma-3n-e4b", language_model_only=True).rank.activation.compiling_bytes < 2 * GIB
+
+
 def test_only_the_first_stage_has_the_embedding() -> None:
     two = predict(pipeline_parallel_size=2, gpu="l40s").rank.activation
     assert two.compiling_bytes in (0, QWEN3_8B_MATRIX + STEP + 96 * MIB)
     assert predict(tensor_parallel_size=2).rank.activation.compiling_bytes == QWEN3_8B_MATRIX // 2 + STEP + 48 * MIB
 
 
-def test_a_later_start_has_as_much_more_and_the_interval_reaches_it() -> None:
+def test_a_later_start_has_as_much_more_and_the_answer_says_so() -> None:
     first, later = predict(), predict(warm_start=True)
     gain = later.rank.available_kv_bytes - first.rank.available_kv_bytes
     assert gain == warm_gain_bytes(first) > GIB * 0.9
     assert warm_gain_bytes(later) == 0
     spec, gpu = resolve_model("qwen3-8b"), find_gpu("l4")
-    assert kv_range(spec, gpu, first).pool_bytes[1] > later.rank.available_kv_bytes
+    assert kv_range(spec, gpu, first).later_start_bytes == gain
+    assert kv_range(spec, gpu, later).later_start_bytes == 0

@@ -118,13 +118,18 @@ def _half_width(deployment: SizedDeployment) -> int:
     [("0.26", False, 0), ("0.29", False, 1), ("0.29", True, 0), ("0.31", False, 0)],
 )
 def test_a_first_start_may_lose_the_timed_matrix_once_more(version: str, warm: bool, times: int) -> None:
-    """Where vLLM counts the freed pieces of memory that something small was split off."""
-    spec, gpu = resolve_model("qwen3-8b"), find_gpu("rtx-4090")
+    """Where vLLM counts the freed pieces of memory that something small was split off; what a later start has more
+    stands beside the interval."""
+    spec, gpu, matrix = resolve_model("qwen3-8b"), find_gpu("rtx-4090"), 151936 * 4096 * 2
     found = predict_vllm(spec, gpu, ServingSettings(max_model_len=4096, warm_start=warm), version)
     interval, likely = kv_range(spec, gpu, found), found.rank.available_kv_bytes
     low, high = interval.pool_bytes
-    assert likely - low - (high - warm_gain_bytes(found) - likely) == times * 151936 * 4096 * 2
+    assert likely - low - (high - likely) == times * matrix
     assert low == kv_pool_low_bytes(spec, gpu, found)
+    assert interval.later_start_bytes == warm_gain_bytes(found)
+    assert (interval.later_start_bytes > 0) is not warm
+    shown = kv_range(spec, gpu, found, explained=frozenset({"activations"}))
+    assert likely - shown.pool_bytes[0] == shown.pool_bytes[1] - likely, "a log shows what its start lost"
     placed = place(spec, gpu, EngineChoice("vllm", version), ServingSettings(max_model_len=4096, warm_start=warm))
     assert any("less still, which the low end counts" in note for note in placed.notes) is (times > 0)
 

@@ -180,6 +180,20 @@ def test_the_encoder_is_profiled_with_as_many_images_as_prompts_may_have() -> No
     assert items(max_num_seqs=256, limit_mm_per_prompt="video=0", **step) == 32
 
 
+def test_the_longest_video_that_fits_is_profiled_where_it_is_larger_than_an_image() -> None:
+    """X010: an encoder cache of 114,688 tokens, 14 frames of Qwen2.5-VL; two frames are as large as an image."""
+
+    def encoder(**settings: object) -> int:
+        return predict("qwen2.5-vl-7b", "h100", **settings).rank.activation.encoder_bytes  # type: ignore[arg-type]
+
+    image = encoder()
+    assert encoder(max_model_len=128_000) == 7 * image
+    assert encoder(max_model_len=49_151) == 2 * image
+    assert encoder(max_model_len=128_000, limit_mm_per_prompt="video=0") == image
+    assert encoder(max_model_len=128_000, version="0.22.0") < image  # neither was read there
+    assert encoder(enforce_eager=True) < image  # norms write over their inputs
+
+
 def test_no_items_of_any_kind_leave_the_towers_out() -> None:
     text = predict(VISION, "h100", language_model_only=True).rank
     none = predict(VISION, "h100", limit_mm_per_prompt='{"image": 0}').rank
