@@ -35,12 +35,12 @@ less the more their source has, and tails that hold 9 in 10 of a source on avera
 either, and up to twice as wide.
 
 Of a source that nobody had seen TTFT's interval held 42 % of rows (``e``), and 79 % of those of the next six (``f``).
-So its share that must be held counts over rows and in the mean of sources, where that of others counts over rows alone.
-With it rows of ``b`` and ``c``, ``d``, ``e`` and ``f``, each with intervals of all before, are held to 90, 75, 81 and 90 %
-(88, 70, 72 and 79 without), in the mean of sources to 88, 84, 88 and 93 % (86, 82, 71 and 81), with widths of 3.3, 6.4,
-7.1 and 3.8 (3.1, 4.3, 3.2 and 3.2). It was chosen with all of them in sight, for what is held: scores are 2.25, 4.12,
-8.13 and 3.21 beside 2.27, 4.41, 8.97 and 2.99. TPOT and throughput are held to 88 % in the mean of sources, and gained
-nothing by the same.
+So its share that must be held counts over rows and in the mean of sources, where that of others counts over rows
+alone. With it rows of ``b`` and ``c``, ``d``, ``e`` and ``f``, each with intervals of all before, are held to 90, 75,
+81 and 90 % (88, 70, 72 and 79 without), in the mean of sources to 88, 84, 88 and 93 % (86, 82, 71 and 81), with widths
+of 3.3, 6.4, 7.1 and 3.8 (3.1, 4.3, 3.2 and 3.2). It was chosen with all of them in sight, for what is held: scores are
+2.25, 4.12, 8.13 and 3.21 beside 2.27, 4.41, 8.97 and 2.99. TPOT and throughput are held to 88 % in the mean of
+sources, and gained nothing by the same.
 
 Rows of which the measurement says that more ran at once than the predicted pool holds (``RowScore.is_memory_off``) are
 misses of the memory model, whose intervals are others; they are scored, and no interval of times is learned from them.
