@@ -70,7 +70,7 @@ def test_a_budget_that_another_format_keeps_is_not_raised(said_by: Callable[...,
 
 
 def test_without_a_service_level_the_speed_has_its_own_confidence(printed_by: Callable[..., str]) -> None:
-    words = "plan gpt-oss-120b --users 70 --ctx-avg 16k --gpu mi300x --max-gpus 1 --json"
+    words = "plan gpt-oss-120b --users 36 --ctx-avg 16k --gpu mi300x --max-gpus 1 --json"
     served = json.loads(printed_by(words))["deployments"][0]
     assert served["performance"]["confidence"] == 1.0, "there is room for all"
     low, middle, high = served["queueing"]["tpot_p50_ms"]

@@ -23,6 +23,7 @@ SAME_SHAPE: Final = {
     "Qwen/Qwen3-Coder-Next-FP8": "qwen3-next-80b-a3b",
     "TheBloke/OpenHermes-2.5-Mistral-7B-GPTQ": "mistral-7b-v0.1",
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": "qwen2.5-1.5b-instruct",
+    "nvidia/Llama-3.1-Nemotron-Nano-8B-v1": "llama-3.1-8b",
     "neuralmagic/Llama-3.1-Nemotron-70B-Instruct-HF-FP8-dynamic": "llama-3.3-70b-instruct-fp8-dynamic",
 }
 """Ids without a profile of their own: a shipped model with the same layers, heads and experts."""

@@ -78,6 +78,16 @@ class RowScore:
         return held > _TOO_SMALL * self.pool_tokens
 
     @property
+    def is_load_off(self) -> bool:
+        """Whether requests came at a rate that the server did not keep up with and was predicted to: by 35 % of its
+        throughput.
+        """
+        throughput = self.figures.get("throughput")
+        if self.row.request_rate is None or throughput is None:
+            return False
+        return _TOO_SMALL * throughput.measured < throughput.predicted.middle
+
+    @property
     def times_mean(self) -> float:
         """The predicted 99th percentile of TPOT by its mean, or its median; infinite where one is not predicted."""
         pair = [self.figures[name].predicted.middle for name in ("tpot_p99", "tpot") if name in self.figures]

@@ -135,9 +135,9 @@ def test_cutlass_in_4_bits_takes_longer_than_trtllm(engine: str) -> None:
     assert found.short_note.endswith("take 0.109 ms a layer more, as one sequence did alone")
 
 
-@pytest.mark.parametrize(("model", "times"), [("gemma-4-26b-a4b-nvfp4", 4.0), ("gemma-4-26b-a4b", 1.0)])
+@pytest.mark.parametrize(("model", "times"), [("gemma-4-26b-a4b-nvfp4", 2.0), ("gemma-4-26b-a4b", 1.0)])
 def test_marlin_multiplies_in_16_bits_where_no_kernels_were_measured(model: str, times: float) -> None:
-    """A GB10 has no tables, and four times as many operations in 4-bit floats; decoding reads as many bytes."""
+    """A GB10 has no tables, and four times the operations in 4-bit floats; activations and decoding do not change."""
     spec, gpu = resolve_model(model), find_gpu("gb10")
     work = model_work(spec, 16 * 10**9, "bfloat16", ParallelLayout())
     by_engine, by_marlin = (

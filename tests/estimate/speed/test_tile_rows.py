@@ -147,6 +147,27 @@ def test_arithmetic_reaches_less_of_the_data_sheet(model: str, shares: tuple[flo
     assert Roofline.of(work, gpu, 0.0, DATA_SHEET).flops == gpu.flops(work.compute_dtype)
 
 
+def test_experts_and_attention_of_prompts_reach_less_than_products() -> None:
+    """By the tables of AITER's fused experts; attention multiplies in 16 bits beside products in 8."""
+    work, gpu = work_of("deepseek-v3"), find_gpu("mi300x")
+    roofline = Roofline.of(work, gpu, 0.0, USUAL)
+    assert roofline.expert_flops == pytest.approx(0.09 * gpu.flops("fp8"))
+    assert roofline.attention_flops == pytest.approx(0.16 * gpu.flops("bfloat16"))
+    in_experts = work.expert_operations(8192) / roofline.expert_flops
+    others = (work.operations(8192, 8192) - work.expert_operations(8192)) / roofline.flops
+    assert roofline.product_seconds(8192, 8192) == pytest.approx(in_experts + others)
+
+
+def test_a_prompt_moves_its_activations_between_products() -> None:
+    """On any GPU without tables; AMD's fused experts have the vectors routed to them in their own time."""
+    work = work_of("deepseek-v3")
+    routed = Roofline.of(work, find_gpu("gb10"), 0.0, BEST).moved_bytes
+    assert routed == pytest.approx(work.rank_activation_bytes() + work.routed_bytes())
+    assert Roofline.of(work, find_gpu("mi300x"), 0.0, BEST).moved_bytes == work.rank_activation_bytes()
+    dense = Roofline.of(work_of("llama-3.3-70b"), find_gpu("gb10"), 0.0, BEST)
+    assert dense.moving_seconds(8192) == pytest.approx(8192 * dense.moved_bytes / dense.bandwidth)
+
+
 def test_a_dense_model_alone_takes_what_amd_measured() -> None:
     """Llama 3.1 70B in 8 bits over eight MI300X: 7.45 to 7.75 ms a token with vLLM."""
     spec = resolve_model("nvidia/Llama-3.1-70B-Instruct-FP8")

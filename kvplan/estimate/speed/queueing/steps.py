@@ -41,22 +41,16 @@ class RooflineSteps(GroupSteps):
         stages = work.layout.pipeline_parallel_size
         fullest = work.layout.share_of_stage(num_tokens, num_sequences)
         rows, met = num_tokens * fullest, num_met / stages
-        weights, products = work.weights_read(met), work.operations(rows, met)
-        sent, spans, tp = roofline.collectives.seconds(rows, met), work.attention, work.layout.tensor_parallel_size
-        bandwidth, flops, of_step, counted = (
-            roofline.bandwidth,
-            roofline.flops,
-            roofline.step_seconds,
-            max(num_tokens, 1),
-        )
+        weights, products = work.weights_read(met), roofline.product_seconds(rows, met)
+        others = roofline.moving_seconds(rows) + roofline.collectives.seconds(rows, met) + roofline.step_seconds
+        bandwidth, flops, counted = roofline.bandwidth, roofline.attention_flops, max(num_tokens, 1)
         kv_bytes = self.kv_bytes_per_token
 
         def seconds(num_kv_tokens: float, num_pairs: float) -> float:
             read = weights + num_kv_tokens * fullest * kv_bytes / stages
             seen = num_pairs / counted  # windows see what they see on average
-            attended = num_tokens * sum([span.multiply_adds(seen) for span in spans])
-            operations = products + 2 * attended / tp * fullest / stages
-            return stages * max(read / bandwidth, operations / flops) + sent + of_step
+            attention = work.attention_operations(num_tokens, seen) * fullest / (stages * flops)
+            return stages * max(read / bandwidth, products + attention) + others
 
         return seconds
 

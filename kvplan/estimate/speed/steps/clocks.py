@@ -76,12 +76,18 @@ are of two RTX 5070 Ti that do not see each other's memory (pull request 39605 o
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Step times by the data sheet. ``kv_bytes``: of one sequence's cache, on a rank that holds all layers."""
+    """Step times by the data sheet. ``kv_bytes``: of one sequence's cache, on a rank that holds all layers.
+
+    ``moved_bytes``: activations that a rank writes and reads between products for a token, all layers together.
+    """
 
     work: ModelWork
     kv_bytes: float
+    moved_bytes: float
     bandwidth: float
     flops: float
+    expert_flops: float
+    attention_flops: float
     step_seconds: float
     collectives: CollectiveCost
 
@@ -89,11 +95,16 @@ class Roofline:
     def of(work: ModelWork, gpu: GpuProfile, kv_bytes: float, reached: Efficiency) -> Roofline:
         amd = reached.amd if gpu.vendor == "amd" else None
         more = 0.0 if amd is None else amd.layer_seconds(work)
+        peak, attention_peak = gpu.flops(work.compute_dtype), gpu.flops(work.attention_dtype)
         return Roofline(
             work=work,
             kv_bytes=kv_bytes,
+            # AMD's fused experts have their vectors in their times.
+            moved_bytes=work.rank_activation_bytes() + (work.routed_bytes() if amd is None else 0.0),
             bandwidth=gpu.memory_bandwidth_bytes_per_second * reached.bandwidth,
-            flops=gpu.flops(work.compute_dtype) * (reached.flops if amd is None else amd.share_of_flops(work)),
+            flops=peak * (reached.flops if amd is None else amd.share_of_flops(work)),
+            expert_flops=peak * (reached.flops if amd is None else amd.share_of_expert_flops(work)),
+            attention_flops=attention_peak * (reached.flops if amd is None else amd.attention_flops),
             step_seconds=reached.step_seconds + reached.layer_seconds * work.num_layers + more,
             collectives=collective_cost(work, gpu, reached.links),
         )
@@ -101,16 +112,27 @@ class Roofline:
     def decode_seconds(self, num_users: float) -> float:
         work = self.work
         memory = work.stage_bytes(num_users, self.kv_bytes) / self.bandwidth
-        compute = work.stage_operations(num_users) / self.flops
-        stages = work.layout.pipeline_parallel_size * max(memory, compute)
         rows, met = work.rows(num_users), work.expert_rows(num_users)
-        return stages + self.collectives.seconds(rows, met) + self.step_seconds
+        stages = work.layout.pipeline_parallel_size * max(memory, self.product_seconds(rows, met))
+        return stages + self.moving_seconds(rows) + self.collectives.seconds(rows, met) + self.step_seconds
 
     def prefill_seconds(self, tokens: int) -> float:
         """Reading one prompt, alone on the GPUs."""
-        compute = self.work.prompt_operations(tokens) / self.flops
+        attention = self.work.attention_operations(tokens, tokens / 2) / self.attention_flops
+        compute = self.work.layout.pipeline_parallel_size * self.product_seconds(tokens, tokens) + attention
         memory = self.work.prompt_bytes(tokens) / self.bandwidth
-        return max(compute, memory) + self.collectives.seconds(tokens, tokens) + self.step_seconds
+        others = self.moving_seconds(tokens) + self.collectives.seconds(tokens, tokens)
+        return max(compute, memory) + others + self.step_seconds
+
+    def product_seconds(self, rows: float, expert_rows: float) -> float:
+        """Products of one stage, as for ``ModelWork.operations``."""
+        in_experts = self.work.expert_operations(expert_rows)
+        others = self.work.operations(rows, expert_rows) - in_experts
+        return others / self.flops + in_experts / self.expert_flops
+
+    def moving_seconds(self, rows: float) -> float:
+        """Activations of ``rows`` tokens over all stages: kernels between products, which nothing hides."""
+        return rows * self.moved_bytes / self.bandwidth
 
     def is_bandwidth_bound(self, num_users: float) -> bool:
         """Whether a decode step waits for memory rather than for arithmetic."""

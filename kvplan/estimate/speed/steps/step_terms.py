@@ -95,13 +95,12 @@ def roofline_terms(roofline: Roofline, kv_bytes_per_token: float, load: StepLoad
     stages = work.layout.pipeline_parallel_size
     tokens, _, kv_tokens, pairs = load.in_a_stage(work.layout)
     met = load.num_met / stages
-    adds = tokens * sum(span.multiply_adds(pairs / tokens) for span in work.attention)
     return StepTerms(
         launches=roofline.step_seconds,
-        weights=stages * work.weights_read(met) / roofline.bandwidth,
+        weights=stages * work.weights_read(met) / roofline.bandwidth + roofline.moving_seconds(tokens),
         kv_cache=kv_tokens * kv_bytes_per_token / roofline.bandwidth,
-        products=stages * work.operations(tokens, met) / roofline.flops,
-        attention=2 * adds / work.layout.tensor_parallel_size / roofline.flops,
+        products=stages * roofline.product_seconds(tokens, met),
+        attention=work.attention_operations(tokens, pairs / tokens) / roofline.attention_flops,
         collectives=roofline.collectives.seconds(tokens, met),
     )
 

@@ -75,6 +75,11 @@ class ModelWork:
         return f"{bits} bits, {self.recurrent}" if self.recurrent else f"{bits} bits"
 
     @property
+    def attention_dtype(self) -> str:
+        """What attention multiplies in: 16 bits where products have fewer."""
+        return "bfloat16" if self.compute_dtype in ("fp8", "int8", "fp4") else self.compute_dtype
+
+    @property
     def steps_together(self) -> bool:
         """Whether data-parallel groups share experts, and wait for each other in every step."""
         return self.num_expert_layers > 0
@@ -138,12 +143,20 @@ class ModelWork:
         multiplied = rows * dense / tp + expert_rows * self.active_expert_parameters / ranks
         return 2 * multiplied / self.layout.pipeline_parallel_size
 
+    def expert_operations(self, expert_rows: float) -> float:
+        """Of ``operations``, those in routed experts."""
+        stages, ranks = self.layout.pipeline_parallel_size, self.layout.expert_ranks
+        return 2 * expert_rows * self.active_expert_parameters / (ranks * stages)
+
     def prompt_operations(self, tokens: int) -> float:
         """One prompt of ``tokens`` over the ranks of its group, while other groups read nothing."""
-        # Causal: a token attends to half of the prompt on average; 2 operations per multiply-add.
-        attention = 2 * tokens * sum(span.multiply_adds(tokens / 2) for span in self.attention)
         products = self.layout.pipeline_parallel_size * self.operations(tokens, tokens)
-        return products + attention / self.layout.tensor_parallel_size
+        return products + self.attention_operations(tokens, tokens / 2)  # causal: half of the prompt on average
+
+    def attention_operations(self, tokens: float, seen: float) -> float:
+        """Those of one rank over all stages, where each of ``tokens`` attends to ``seen`` on average."""
+        attended = tokens * sum([span.multiply_adds(seen) for span in self.attention])
+        return 2 * attended / self.layout.tensor_parallel_size  # 2 operations per multiply-add
 
     def prompt_bytes(self, tokens: int) -> float:
         """Weights read for one prompt, by the ranks of all stages one after another."""

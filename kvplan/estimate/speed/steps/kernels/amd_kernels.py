@@ -9,6 +9,18 @@ the data sheet in products of 4,096 rows and more, 10th, 50th and 90th percentil
     8-bit floats with a scale per row               MI355X   135       0.26  0.33  0.47
     bfloat16                                        MI355X    15       0.41  0.50  0.53
 
+Experts of a mixture, both products of all in one kernel, over prompts of 2,048 to 32,768 tokens (ROCm/aiter at
+e4048607, tuned_fmoe tables; an expert gets 40 to 500 rows, and ranks that divide it 192 to 512 of its columns):
+
+    activations in 16 bits                          both      47       0.15  0.19  0.26
+    in 8 bits, weights in 8 or 4                    both     215       0.09  0.17  0.30
+    in 4 bits                                       MI355X   154       0.07  0.12  0.19
+
+Attention of prompts multiplies in 16 bits whatever the weights are in: AITER's assembly reaches 338 to 592 TFLOP/s on
+MI300X and 613 to 1,430 on MI355X from 1,024 to 10,240 tokens (op_tests/cpp/mha/README.md there), 0.26 to 0.45 and 0.24
+to 0.57 of the data sheet; Triton's, which many servers run, is 1.18 to 1.62 times as slow on MI300X
+(midiareshadi.github.io/blog/attn-dsl-bench).
+
 Experts read weights at 0.68 to 0.76 of the bandwidth on MI355X and at 0.75 to 0.89 on MI300X, which ``clocks`` has
 already, but one token takes longer than its bytes by 21, 24, 28, 30 (MiniMax-M2.5), 40 and 68 us (DeepSeek-V3 over four
 and eight). Products of few rows in blocks take 3 to 12 us on MI300X and 3 to 22 on MI355X, of which their bytes are 1
@@ -23,6 +35,7 @@ That dense models need nothing else: Llama-3.1-70B in 8 bits over eight MI300X t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,10 +44,15 @@ from kvplan.estimate.speed.steps.work import ModelWork
 
 @dataclass(frozen=True, slots=True)
 class AmdKernels:
-    """Shares of the data sheet's operations, and seconds that a layer of a kind takes beyond its bytes."""
+    """Shares of the data sheet's operations, and seconds that a layer of a kind takes beyond its bytes.
+
+    expert_flops: in experts, by the bits of their activations. attention_flops: of the 16-bit operations.
+    """
 
     flops: float
     eight_bit_flops: float
+    expert_flops: Mapping[int, float]
+    attention_flops: float
     blocks_seconds: float
     latent_blocks_seconds: float
     experts_seconds: float
@@ -42,6 +60,9 @@ class AmdKernels:
 
     def share_of_flops(self, work: ModelWork) -> float:
         return self.eight_bit_flops if work.compute_dtype == "fp8" else self.flops
+
+    def share_of_expert_flops(self, work: ModelWork) -> float:
+        return self.expert_flops[{"fp8": 8, "int8": 8, "fp4": 4}.get(work.compute_dtype, 16)]
 
     def layer_seconds(self, work: ModelWork) -> float:
         """Return the seconds of all layers together."""
@@ -55,6 +76,8 @@ class AmdKernels:
 BEST_OF_AMD: Final = AmdKernels(
     flops=0.53,
     eight_bit_flops=0.37,
+    expert_flops={16: 0.26, 8: 0.30, 4: 0.19},
+    attention_flops=0.45,
     blocks_seconds=14e-6,
     latent_blocks_seconds=35e-6,
     experts_seconds=21e-6,
@@ -63,6 +86,8 @@ BEST_OF_AMD: Final = AmdKernels(
 USUAL_OF_AMD: Final = AmdKernels(
     flops=0.35,
     eight_bit_flops=0.15,
+    expert_flops={16: 0.15, 8: 0.09, 4: 0.07},
+    attention_flops=0.16,
     blocks_seconds=14e-6,
     latent_blocks_seconds=35e-6,
     experts_seconds=68e-6,
