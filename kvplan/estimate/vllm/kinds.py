@@ -101,7 +101,10 @@ def _cache(kv_cache_dtype: str) -> str:
 
 
 def _drafter(predicted: VllmPrediction, spec: ModelSpec) -> str:
+    """``ngram`` and ``suffix`` load nothing, and have no pass of their own."""
     drafter = spec.drafter
+    if drafter is not None and drafter.method in ("ngram", "suffix"):
+        return "no drafter"
     if drafter is not None and drafter.model is not None and drafter.method != "mtp":
         return "a draft model"
     return "multi-token prediction" if predicted.settings.serving.num_speculative_tokens else "no drafter"
