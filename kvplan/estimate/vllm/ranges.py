@@ -209,8 +209,6 @@ def _standing(kinds: tuple[tuple[str, str], ...], evidence: Evidence) -> Standin
     group: Group = "plain, newer releases" if is_plain(named) else "newer releases"
     if named["attention"] == "recurrent states":
         group = "states, newer releases"
-    if named["attention"] == "recurrent states":
-        group = "states, newer releases"
     if named["release"] in OLDER:
         group = "older releases"
     if named["GPU"] == UNIFIED:
