@@ -18,7 +18,7 @@ from kvplan_engine.attention.backend import (
     refuse_missing_options,
 )
 from kvplan_engine.description.mixers import Attention
-from kvplan_engine.description.model import ModelDescription, attention_of
+from kvplan_engine.description.model import ModelDescription
 from kvplan_engine.errors import EngineError
 from kvplan_engine.models.kv_pool import KvPool
 from kvplan_engine.models.step_batch import StepBatch
@@ -33,7 +33,9 @@ class PagedAttention:
 
     def __init__(self, model: ModelDescription, backend: AttentionBackend) -> None:
         self._backend = backend
-        self._attention = [attention_of(layer) for layer in model.layers]
+        self._attention = [
+            next((mixer for mixer in layer.mixers if isinstance(mixer, Attention)), None) for layer in model.layers
+        ]
         self._options: dict[int, AttentionOptions] = {}
         self._num_layers = sum(attention is not None for attention in self._attention)
         self._num_calls = 0
