@@ -162,7 +162,8 @@ def _coefficients(speed: KernelSpeed) -> dict[str, Any]:
     found: dict[str, Any] = {"coefficients": _rounded(speed.base.as_json())}
     for name, group in (("experts", speed.experts), ("latent", speed.latent)):
         if group is not None:
-            found[name] = _rounded({each: getattr(group, each) for each in group.__slots__})
+            fitted = {each: getattr(group, each) for each in group.__slots__}
+            found[name] = _rounded({each: value for each, value in fitted.items() if value is not None})
     if speed.links is not None:
         share = speed.links.share
         shares = _by_ranks(share) if isinstance(share, Mapping) else _digits(share)
