@@ -12,6 +12,7 @@ from tiny_configs import llama_config, own_config
 from kvplan_engine import EngineError
 from kvplan_engine.checkpoints.config_json import load_model_config
 from kvplan_engine.checkpoints.families import family_of, names_of
+from kvplan_engine.checkpoints.families.common import after_dense_ones
 from kvplan_engine.checkpoints.parameters import stored_parameters
 from kvplan_engine.description.feed_forward import Mlp
 from kvplan_engine.description.mixers import FULL, Attention, Kept, State
@@ -102,6 +103,15 @@ def test_what_the_engine_does_not_compute_is_refused(change: dict[str, Any], mes
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(EngineError, match=r"the config of this LlamaForCausalLM lacks 'vocab_size'"):
         load_model_config({key: value for key, value in LLAMA.items() if key != "vocab_size"})
+
+
+def test_which_layers_have_experts() -> None:
+    """All behind the dense ones, every second of them, or one by one; null is as if the key were left out."""
+    config = {"num_hidden_layers": 4, "first_k_dense_replace": 1}
+    for frequency, expected in ((None, "0111"), (1, "0111"), (2, "0010"), ([0, 1, 0, 1], "0101")):
+        assert "".join(str(int(each)) for each in after_dense_ones(config | {"moe_layer_freq": frequency})) == expected
+    assert after_dense_ones(config) == [False, True, True, True]
+    assert after_dense_ones(config | {"mlp_layer_types": ["sparse"] * 5}) == [True] * 4
 
 
 def test_activations_without_a_gate() -> None:

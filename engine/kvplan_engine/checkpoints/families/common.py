@@ -125,13 +125,13 @@ def after_dense_ones(config: Config, first: int = 0) -> list[bool]:
     ``moe_layer_freq`` says it layer by layer.
     """
     number = int(config["num_hidden_layers"])
-    types, every = config.get("mlp_layer_types"), config.get("moe_layer_freq", 1)
+    types, flags = config.get("mlp_layer_types"), config.get("moe_layer_freq")
     if types is not None:
         return [kind == "sparse" for kind in types[:number]]
-    if isinstance(every, list):
-        return [bool(flag) for flag in every]
-    first = whole(config, "first_k_dense_replace", default=first)
-    return [index >= first and index % int(every) == 0 for index in range(number)]
+    if isinstance(flags, list):
+        return [bool(flag) for flag in flags]
+    first, every = whole(config, "first_k_dense_replace", default=first), whole(config, "moe_layer_freq", default=1)
+    return [index >= first and index % every == 0 for index in range(number)]
 
 
 def stepped(config: Config) -> list[bool]:
