@@ -59,13 +59,14 @@ def stream(*events: object) -> Answer:
 class Hostile:
     """answers: path -> answer; others are 404. after: requests for completions that are served honestly before.
 
-    asked: all paths, in order.
+    asked: all paths, in order; authorizations: that header of each request, b"" where it has none.
     """
 
     def __init__(self, answers: dict[str, Answer], after: int = 0) -> None:
         self.answers, self.after = answers, after
         self.num_completions = self.num_connections = 0
         self.asked: list[str] = []
+        self.authorizations: list[bytes] = []
         self.url = ""
 
     def answer(self, path: str, body: bytes) -> Iterable[bytes]:
@@ -121,11 +122,12 @@ def hostile(answers: dict[str, Answer], after: int = 0) -> Iterator[Hostile]:
 def _serve(server: Hostile, connection: socket.socket) -> None:
     with suppress(OSError, ValueError), connection, connection.makefile("rb") as lines:
         while request := lines.readline():
-            length = 0
+            heads = {}
             while (line := lines.readline()) not in (b"\r\n", b""):
                 name, _, value = line.partition(b":")
-                length = int(value) if name.lower() == b"content-length" else length
-            body = lines.read(length)
+                heads[name.lower()] = value.strip()
+            body = lines.read(int(heads.get(b"content-length", 0)))
+            server.authorizations.append(heads.get(b"authorization", b""))
             for piece in server.answer(request.split()[1].decode(), body):
                 if piece == CLOSE:
                     return

@@ -74,6 +74,7 @@ def test_what_cannot_be_read_is_said(pages: dict[str, Answer], key: str | None, 
         source.read()
     assert sentence in caught.value.message
     assert caught.value.hint
+    assert set(server.authorizations) == {b"" if key is None else b"Bearer " + key.encode()}
 
 
 def test_no_server_is_said_with_a_hint() -> None:
