@@ -47,7 +47,7 @@ def measure(report: Mapping[str, Any], folder: Path, sections: str | None = None
     """
     is_dry = report["device"] == "emulated"
     folder.mkdir(parents=True, exist_ok=True)
-    # Return the file's name: the GPU's name and torch's version, such as nvidia-h100-80gb-hbm3-torch-2.13.0.
+    # Files are told apart by GPU and release of torch, such as nvidia-h100-80gb-hbm3-torch-2.13.0.
     gpu = (report.get("gpu") or {}).get("name", report["device"])
     version = str(report["versions"]["torch"]).partition("+")[0]
     name = re.sub(r"[^a-z0-9.]+", "-", f"{gpu} torch {version}".casefold()).strip("-")

@@ -1,7 +1,7 @@
 """GPUs that are only counted as a deployment divides them: the engine's blocks are those that were predicted.
 
 Sizes alone: nothing is allocated, and no step is run. The engine reads every config and divides what is kept on its
-own (``description/division.py``); the planner does so from its own description (``estimate/kvplan/kept_parts.py``).
+own (``description/division.py``); the planner does so from its own description (``estimate/kvplan/ranks.py``).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Abort(_Message):
 
 
 class Command(_Message):
-    """Something other than a request: ``name`` is one of the commands in engine_process/commands.py."""
+    """Something other than a request: ``name`` is one of the commands in engine_process/loading.py."""
 
     number: int
     name: str

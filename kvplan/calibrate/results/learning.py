@@ -64,7 +64,7 @@ def learn(matched: Matched, expected: Speed) -> Learned:
     for _ in range(_ROUNDS):
         fit = Problem(observed, expected, identified.names).solve()
         observed = observe_all(matched, fit.speed)
-    # Return the settings of each result; equal for runs of one load at one setting.
+    # Equal for runs of one load at one setting, which are left out together.
     settings = [_setting(each) for each in matched.all]
     return Learned(
         speed=fit.speed,

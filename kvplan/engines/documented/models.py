@@ -138,7 +138,7 @@ class DocumentedEngine:
 
 
 def last_error(ending: Ending) -> str:
-    """The last error that was printed, or the exit code."""
+    """Return the last error that was printed, or the exit code, without a full stop."""
     errors = _LAST_ERROR.findall(ending.log)
     return str(errors[-1]).rstrip(".") if errors else f"exit code {ending.exit_code}"
 

@@ -31,7 +31,7 @@ _AT_ONCE: Final = 0.01
 
 def draw(run: Run, figure: Figure) -> str | None:
     """Draw the share of requests within a latency, and each request's latency over time. None without such a record."""
-    # Return the trial whose requests are shown: the one that is recommended, of a load its main run.
+    # Shown are the requests of the trial that is recommended, of a load its main run.
     entries = run.entries("best")
     listed = run.trial(str(entries[0].get("trial_id"))) if entries else None
     trial = listed or best_trial(run)

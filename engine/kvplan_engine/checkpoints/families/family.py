@@ -32,7 +32,7 @@ LLAMA_CPP_NAMES = TensorNames(
         "shared_gate": "ffn_gate_inp_shexp",
     },
 )
-"""llama.cpp's names for the tensors of a decoder with a gated MLP, or with experts: see ``gguf_tensors``."""
+"""llama.cpp's names for the tensors of a decoder with a gated MLP, or with experts: see ``checkpoints.gguf``."""
 
 
 @dataclass(frozen=True, slots=True)
