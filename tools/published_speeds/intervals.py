@@ -177,12 +177,13 @@ def _tail(errors: Sequence[LogError], level: float, *, over_sources: bool) -> fl
     others = {source: _ordered(each for each in errors if each.source != source) for source in by_source}
 
     def held_share(tail: float) -> float:
-        shares = []
+        held, shares = 0, []
         for source, values in by_source.items():
             low, high = _quantiles(others[source], tail) if others[source] else (0.0, 0.0)
-            shares.append(sum(low <= value <= high for value in values) / len(values))
-        numbers = [len(values) for values in by_source.values()]
-        of_rows = sum(share * number for share, number in zip(shares, numbers, strict=True)) / len(errors)
+            number = sum(low <= value <= high for value in values)
+            held += number
+            shares.append(number / len(values))
+        of_rows = held / len(errors)
         return min(of_rows, sum(shares) / len(shares)) if over_sources else of_rows
 
     return next((tail for tail in _TAILS if held_share(tail) >= level), None)

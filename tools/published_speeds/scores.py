@@ -79,9 +79,7 @@ class RowScore:
 
     @property
     def is_load_off(self) -> bool:
-        """Whether requests came at a rate that the server did not keep up with and was predicted to: by 35 % of its
-        throughput.
-        """
+        """Whether requests came at a rate of which the server carried less than 1 / 1.35 of what is predicted."""
         throughput = self.figures.get("throughput")
         if self.row.request_rate is None or throughput is None:
             return False
