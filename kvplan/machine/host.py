@@ -1,4 +1,4 @@
-"""The host: its processor, and the memory it has free.
+"""The host: its processor, the memory that limits of containers leave free, what else keeps it busy, and our checkout.
 
 Read from /proc rather than with psutil: what is needed here is a dozen lines, and a compiled dependency that takes a
 tenth of a second to import would know neither the processor's name nor its instruction sets.
@@ -98,14 +98,17 @@ def checkout_commit() -> str | None:
 
 
 class MemoryLeft(NamedTuple):
-    """What a group's limit leaves, in bytes. cached: of files, which the system gives up when memory is needed."""
+    """What the limit of a control group leaves, in bytes. cached: of files, which is given up when memory is needed."""
 
     unused: int
     cached: int
 
 
 def rooms() -> list[MemoryLeft]:
-    """Return what is left of each group with a limit, from this process's own to the root."""
+    """Return what is left of each control group with a limit, from this process's own to the root.
+
+    Containers have such limits (cgroups(7), both versions).
+    """
     found = []
     for group, (limit_file, used_file, cached_field) in _groups():
         limit, used = _count(group / limit_file), _count(group / used_file)
@@ -152,7 +155,10 @@ def _field(path: Path, name: str) -> int:
 
 
 class KillCounter:
-    """Counts from its making on, on this machine and in this control group (proc(5), cgroup-v2's memory.events)."""
+    """Processes that the kernel killed for memory since this object was made: they leave no word of their own.
+
+    On this machine and in this control group (proc(5), cgroup-v2's memory.events).
+    """
 
     def __init__(self) -> None:
         self._before = _kills()

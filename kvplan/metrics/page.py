@@ -1,4 +1,4 @@
-"""A server's Prometheus page as a ServerReading."""
+"""A server's Prometheus page as a ServerReading, by the names that ``profiles/metrics.json`` has for each engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recording as a trace in the Trace Event Format, which https://ui.perfetto.dev and chrome://tracing open.
+"""A recording as profile.json, and as a trace, which https://ui.perfetto.dev and chrome://tracing open.
 
 One track of steps with the phases inside each, counters beside it, and one bar per request in a process of its own.
 Times are microseconds. Format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU

@@ -1,4 +1,4 @@
-"""Everything that is known at one moment: the servers, what still fits in each, and this machine's GPUs."""
+"""Everything that is known at one moment, as JSON too: servers, what still fits in each, and this machine's GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM as an EngineAdapter, and what one that is up says of itself."""
+"""vLLM as an EngineAdapter: which release lies where, how it is started or forked, and what it says of itself."""
 
 from __future__ import annotations
 

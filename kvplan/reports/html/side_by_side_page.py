@@ -1,4 +1,4 @@
-"""engines.html: several runs side by side."""
+"""engines.html: several runs side by side; comparison.html: two of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a quantised checkpoint offers, and what becomes of it among a model's weights."""
+"""An open checkpoint, what a quantised one offers, and what becomes of it among a model's weights."""
 
 from __future__ import annotations
 
