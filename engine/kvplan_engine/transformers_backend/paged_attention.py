@@ -33,6 +33,7 @@ class PagedAttention:
 
     def __init__(self, model: ModelDescription, backend: AttentionBackend) -> None:
         self._backend = backend
+        # Also layers that read what another one keeps, which ``attention_of`` leaves out.
         self._attention = [
             next((mixer for mixer in layer.mixers if isinstance(mixer, Attention)), None) for layer in model.layers
         ]
