@@ -1,7 +1,7 @@
 """A load played on all replicas of a deployment behind their router, which a play of one replica takes for granted.
 
 A plan plays one replica with its share of the load: a Poisson process of which each request goes to any of them is one
-on each (thinning), and users are split. Where they differ, in tests/estimate/speed/test_replicas.py:
+on each (thinning), and users are split. Where they differ, in tests/estimate/speed/test_groups.py:
 
 * At a rate the share of one replica is what a router that chooses at random gives, and no router is worse. With round
   robin the gaps on each replica vary less than those of a Poisson process: near capacity TTFT's tail is about half as
