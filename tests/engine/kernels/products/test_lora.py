@@ -20,6 +20,8 @@ from kvplan_engine.kernels.cpu.quantised import PackedQuantised
 from kvplan_engine.kernels.lora import LoraWeights
 from kvplan_engine.layers.head_products import PanelHeads, TorchHeads, make_head_products
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_SLOTS, RANK = 3, 5
 
 
@@ -104,8 +106,6 @@ def test_a_quantised_product_is_corrected(dtype: torch.dtype) -> None:
     assert (found.float() - uncorrected.float()).abs().max() > 1
     assert torch.equal(found[9:11], uncorrected[9:11])
 
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHAPES = [(3, 5, 7), (4, 24, 12), (16, 512, 128), (2, 128, 512), (5, 33, 129)]
 ROWS = [1, 2, 7, 200]
