@@ -16,6 +16,7 @@ from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB, check_free, others_bytes, shared_utilization
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
+from kvplan.estimate.vllm.modalities import NO_LIMIT, modality_limits
 from kvplan.estimate.vllm.runners import in_second_runner
 from kvplan.estimate.vllm.vision import whole_item_tokens
 from kvplan.settings import FilledSettings, ServingSettings
@@ -238,6 +239,11 @@ def _batch_limits(
     if asked.max_num_seqs is None:
         rows = min(rows, tokens)
         notes.append(f"max_num_seqs {rows}: the default {where}.")
+    least = whole_item_tokens(spec, asked, release)
+    if tokens < least and modality_limits(asked.limit_mm_per_prompt).get("video", NO_LIMIT):
+        # vllm/v1/core/encoder_cache_manager.py, compute_mm_encoder_budget
+        refused = f"vLLM {release.text} does not start with max_num_batched_tokens {tokens:,} and this model"
+        notes.append(Caveat(f"{refused}: a video of {least:,} tokens has to fit into one step."))
     return tokens, rows
 
 

@@ -355,3 +355,20 @@ def test_the_default_step_holds_a_video_of_gemma_4(
     assert predict(model, "l40s", version, **settings).settings.serving.max_num_batched_tokens == tokens
     if tokens == 2496:
         assert predict(model, "h100", version).settings.serving.max_num_batched_tokens == 8192
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_refused"),
+    [
+        ({"max_num_batched_tokens": 2048}, True),
+        ({"max_num_batched_tokens": 2496}, False),
+        ({"max_num_batched_tokens": 2048, "limit_mm_per_prompt": "video=0"}, False),
+        ({"max_num_batched_tokens": 2048, "language_model_only": True}, False),
+    ],
+)
+def test_a_step_without_room_for_a_video_of_gemma_4_is_said_not_to_start(
+    settings: dict[str, Any], is_refused: bool
+) -> None:
+    """Issue 441 of vllm-project/recipes: "max_tokens_per_mm_item (2496) is larger than max_num_batched_tokens"."""
+    notes = predict("gemma-4-26b-a4b", "h100", "0.25.1", **settings).settings.notes
+    assert any("does not start with max_num_batched_tokens 2,048" in note for note in notes) is is_refused
