@@ -130,7 +130,7 @@ def print_rows(
     text_columns: tuple[int, ...] = (0, 1),
     parts: Sequence[str] = (),
 ) -> None:
-    """The same in the format that was chosen: the JSON ``document``, ``rows`` as CSV, ``cells`` below ``head``."""
+    """Print rows in the format that was chosen: ``document`` as JSON, ``rows`` as CSV, ``cells`` below ``head``."""
     if chosen is OutputFormat.json:
         print_json(document)
     elif chosen is OutputFormat.csv:
