@@ -236,15 +236,21 @@ def _batch_limits(
     if tokens is None:
         tokens = min(default_tokens, rows * max_model_len) if release.v1 else default_tokens
         notes.append(f"max_num_batched_tokens {tokens}: the default {where}.")
+    elif tokens < (least := whole_item_tokens(spec, asked, release)) and _takes_videos(asked):
+        # vllm/v1/core/encoder_cache_manager.py, compute_mm_encoder_budget
+        raise UsageError(
+            f"vLLM {release.text} does not start this model with max_num_batched_tokens {tokens:,}: a video of "
+            f"{least:,} tokens has to fit into one step.",
+            hint=f"use --max-num-batched-tokens {least} or more, or --language-model-only",
+        )
     if asked.max_num_seqs is None:
         rows = min(rows, tokens)
         notes.append(f"max_num_seqs {rows}: the default {where}.")
-    least = whole_item_tokens(spec, asked, release)
-    if tokens < least and modality_limits(asked.limit_mm_per_prompt).get("video", NO_LIMIT):
-        # vllm/v1/core/encoder_cache_manager.py, compute_mm_encoder_budget
-        refused = f"vLLM {release.text} does not start with max_num_batched_tokens {tokens:,} and this model"
-        notes.append(Caveat(f"{refused}: a video of {least:,} tokens has to fit into one step."))
     return tokens, rows
+
+
+def _takes_videos(asked: ServingSettings) -> bool:
+    return modality_limits(asked.limit_mm_per_prompt).get("video", NO_LIMIT) > 0
 
 
 def batch_defaults(
