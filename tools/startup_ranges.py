@@ -290,7 +290,8 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
 def _outside(error: float, gain: float, loss: float = 0.0) -> float:
     """Predicted less observed, where a later start may have ``gain`` more than predicted and a first one ``loss`` less.
 
-    Logs seldom say which they are, and the interval holds both: what lies between the two is no error.
+    Logs seldom say which they are, so what lies between the two is no error here. Whether the interval, which is of the
+    start that was asked about, holds it is counted all the same (``Coverage``).
     """
     return min(error + gain, 0.0) if error < 0 else max(error - loss, 0.0)
 

@@ -74,7 +74,7 @@ def checks_arguments(settings: Sequence[str] = ()) -> Callable[[Function], Funct
 
 def in_arguments_of(function: Callable[..., Any], error: Failure) -> Failure:
     """Return ``error`` with the arguments of ``function`` in the place of a command's options."""
-    # Return the argument that each option stands for.
+    # The argument that each option stands for.
     knobs = {option: each.name for each in KNOBS.values() for option in (each.option, *each.aliases)}
     words = knobs | _OTHER_OPTIONS | {option_of(name): name for name in inspect.signature(function).parameters}
     error.message, error.hint = _reworded(error.message, words), _reworded(error.hint or "", words) or None

@@ -3,9 +3,8 @@
 Nothing from a repository is ever executed. The token is taken where huggingface_hub takes it (HF_TOKEN, or the file
 that ``hf auth login`` writes); files are kept in its cache, what was learnt from the headers in kvplan's.
 
-The Hugging Face hub without huggingface_hub, which a plain install does not have: files and parameter counts.
-
-Variables of the environment are huggingface_hub's: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. Every answer is bounded.
+A plain install has no huggingface_hub: ``kept_path`` and ``parameter_counts`` ask the hub without it. Variables of the
+environment are huggingface_hub's: HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE. Every answer is bounded.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _REPOSITORY = re.compile(
 )
 _CONNECT_SECONDS = 5.0
 _HAS_CLIENT = find_spec("huggingface_hub") is not None
-"""A plain install has no huggingface_hub; what stands below does its work."""
+"""Where it is missing, ``kept_path`` and ``parameter_counts`` do its work."""
 _ELSEWHERE = "pass a directory with the model's config.json, or the file itself"
 
 

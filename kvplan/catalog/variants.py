@@ -7,7 +7,7 @@
 Only names whose shape is certain are taken: the same family, size and version. A fine-tune under a name of its own
 stays unknown.
 
-Names of Ollama's library as those of the checkpoints that they are files of.
+Names of Ollama's library are read as those of the checkpoints that they are files of:
 
     gemma4:31b-it-q4_K_M
     gemma4                  Google's gemma-4: Ollama writes families without the hyphen

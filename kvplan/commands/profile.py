@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvplan.commands.options.groups import given_options, takes_groups
-from kvplan.commands.options.shared import Model, TraceOptions
-from kvplan.commands.options.sweeps import (
-    FLAG_OPTIONS,
-    OUTPUT_PANEL,
-    SETTINGS_PANEL,
-    MachineOptions,
-    WorkloadOptions,
-)
+from kvplan.commands.options.shared import OUTPUT_PANEL, Model, TraceOptions
+from kvplan.commands.options.sweeps import FLAG_OPTIONS, SETTINGS_PANEL, MachineOptions, WorkloadOptions
 from kvplan.foreign_text import printable, unguarded
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import OWN_AXES, Axis

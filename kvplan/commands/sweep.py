@@ -13,11 +13,10 @@ import typer
 
 from kvplan.commands.options.extras import need_extra
 from kvplan.commands.options.groups import given_options, takes_groups
-from kvplan.commands.options.shared import TraceOptions
+from kvplan.commands.options.shared import OUTPUT_PANEL, TraceOptions
 from kvplan.commands.options.sweeps import (
     FLAG_OPTIONS,
     LIST_OPTIONS,
-    OUTPUT_PANEL,
     AxisOptions,
     EngineOptions,
     GoalOptions,

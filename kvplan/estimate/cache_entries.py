@@ -1,4 +1,8 @@
-"""What each kind of attention and state keeps in the cache: one entry for each thing a layer keeps, on one rank."""
+"""What each kind of attention and state keeps in the cache: one entry for each thing a layer keeps, on one rank.
+
+How a rank divides them is vLLM's rule (vllm/v1/kv_cache_interface.py, vllm/model_executor/layers/mamba/mamba_utils.py):
+at least one KV head per rank, a latent cache is not divided, states are divided along heads and channels.
+"""
 
 from __future__ import annotations
 

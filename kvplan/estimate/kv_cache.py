@@ -1,9 +1,7 @@
 """What one sequence keeps in memory, on one rank: bytes per token, fixed bytes, and the formula of each part.
 
 Every layer is turned into cache entries (K and V, a latent vector, an indexer's keys, a state, an encoder's K and V);
-equal entries of different layers are one component. Facts about how a rank divides them are vLLM's
-(vllm/v1/kv_cache_interface.py, vllm/model_executor/layers/mamba/mamba_utils.py): at least one KV head per rank, a
-latent cache is not divided, states are divided along heads and channels.
+equal entries of different layers are one component.
 """
 
 from __future__ import annotations

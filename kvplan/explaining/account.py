@@ -117,8 +117,8 @@ def outside_sentences(log: StartupLog, within: KvRange, parts: Sequence[AccountL
     width = within.pool_bytes[1] - within.pool_bytes[0]
     if width and high < seen <= high + within.later_start_bytes * (high - low) / width + rounding:
         return (
-            f"The log has {said}, where 9 of 10 first starts like it have {between}: it is a later start, which found "
-            "its kernels compiled, all or some of them (--warm-start)."
+            f"The log has {said}, where 9 of 10 first starts like it have {between}: as much as a later start has, "
+            "which finds its kernels compiled, all or some of them (--warm-start)."
         )
     side = ("fewer" if tokens is not None else "less") if seen < low else "more"
     first = f"The log has {said}, {side} than predicted: 9 of 10 start-ups like it have {between}."

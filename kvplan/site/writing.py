@@ -1,9 +1,8 @@
 """The whole site in a folder: the page, the planner as an archive, Pyodide. Nothing is loaded from elsewhere.
 
-Pyodide's files: CPython for browsers, which the page runs the planner in.
-
-One version is pinned with the digest of its archive on the npm registry. It is fetched once into the user's cache, or
-taken from a folder or an archive that a user names, for places without internet.
+Pyodide is CPython for browsers, which the page runs the planner in. One version is pinned with the digest of its
+archive on the npm registry. It is fetched once into the user's cache, or taken from a folder or an archive that a user
+names, for places without internet.
 """
 
 from __future__ import annotations

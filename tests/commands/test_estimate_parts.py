@@ -123,6 +123,13 @@ def test_explain_lists_the_causes_with_their_bytes(printed_by: Callable[..., str
     assert "memory that is the host's" in text
 
 
+def test_what_a_later_start_has_more_is_said_of_intervals_that_are_shown(printed_by: Callable[..., str]) -> None:
+    """A GPU whose weights do not fit has no interval beside which anything could stand."""
+    said = "note: +/- is of a first start; a later one has"
+    assert said in printed_by("estimate", "llama-3.1-8b", "--ctx", "16k", "--gpu", "l4")
+    assert said not in printed_by("estimate", "qwen3-30b-a3b", "--ctx", "32k", "--gpu", "l4,h100-sxm")
+
+
 def test_an_engine_without_start_ups_has_no_column(printed_by: Callable[..., str]) -> None:
     assert "+/-" not in printed_by("estimate", "gpt2", "--gpu", "h100", "--engine", "kvplan")
 

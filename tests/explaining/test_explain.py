@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from kvplan.cli import main
 from kvplan.errors import KvplanError
 from kvplan.estimate.sglang import CONTEXT_BYTES, predict_sglang
 from kvplan.estimate.sglang_share import default_static_fraction
+from kvplan.estimate.vllm.prediction import predict_vllm
+from kvplan.estimate.vllm.ranges import kv_range
+from kvplan.explaining.account import outside_sentences
 from kvplan.explaining.explanation import difference_gib, explain_log
 from kvplan.explaining.startup_log import parse_startup_log
 from kvplan.settings import ServingSettings
@@ -345,6 +349,19 @@ def test_a_cache_outside_the_interval_is_said(printed_by: Callable[..., str]) ->
     assert f"log 476,016, kvplan 476,000 ({low:,} to {high:,})" in printed_by(
         "explain", str(LOGS / "vllm-0.19-llama-3.1-8b-h100.log")
     )
+
+
+def test_as_much_as_a_later_start_has_is_said_to_be_that() -> None:
+    """Taken to be a first start's, its tokens are above the interval, by no more than what compiling takes."""
+    spec, gpu = resolve_model("qwen3-8b"), find_gpu("rtx-4090")
+    first = predict_vllm(spec, gpu, ServingSettings(max_model_len=4096), "0.29")
+    later = predict_vllm(spec, gpu, ServingSettings(max_model_len=4096, warm_start=True), "0.29")
+    within, log = kv_range(spec, gpu, first), parse_startup_log("")
+    said = outside_sentences(replace(log, kv_cache_tokens=later.kv_cache_tokens), within, ())
+    assert within.tokens[1] < later.kv_cache_tokens
+    assert said is not None and "as much as a later start has" in said
+    more = outside_sentences(replace(log, kv_cache_tokens=2 * later.kv_cache_tokens), within, ())
+    assert more is not None and "more than predicted" in more and "--warm-start" not in more
 
 
 def test_what_a_log_does_not_state_may_be_why_its_cache_lies_outside(said_by: Callable[..., str]) -> None:

@@ -166,6 +166,8 @@ def test_a_file_with_requests_beyond_the_model_says_so(tmp_path: Path, column: s
     with pytest.raises(KvplanError, match=r"requests of long\.csv, of up to 200,100 tokens, are beyond") as caught:
         kvplan.plan("llama-3.1-8b", gpu="h100", users=users, workload=path)
     assert caught.value.hint == "use ctx_max=131072, which leaves longer ones out"
+    with pytest.raises(KvplanError, match=r"; ctx_max=.300,000. is beyond them"):
+        kvplan.plan("llama-3.1-8b", gpu="h100", users=users, workload=path, ctx_max=300_000)
     assert kvplan.plan("llama-3.1-8b", gpu="h100", users=users, workload=path, ctx_max=131072).best is not None
 
 

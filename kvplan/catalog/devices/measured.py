@@ -5,8 +5,7 @@ profiles/measured/, the user's own under ``user_profiles_dir()``/measured/. Besi
 measured kernels (kernel_tables). A user's file that cannot be read is left out and named in one line; it never stops a
 command.
 
-Speeds of a GPU without tables of its own: those of one with the same compute capability, scaled by the data sheets.
-
+A GPU without tables of its own has the speeds of one with the same compute capability, scaled by the data sheets.
 Kernels are compiled for a compute capability, so GPUs that share it run the same ones; what differs is how fast memory
 and multipliers are. Bandwidths grow with the data sheet's, operations per second with those of the format. Overheads
 stay as they are, and so does what a small all-reduce takes where both GPUs have NVLink or both have none.

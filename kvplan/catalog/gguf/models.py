@@ -1,8 +1,7 @@
 """From a GGUF file's header to a ``ModelSpec``: its metadata in the words of a config, its weights by tensor type.
 
-The config.json that a GGUF file was made from, as far as sizes go: each key of its header in the reader's words.
-
-Keys and what each converter writes: ``gguf-py/gguf/constants.py`` and ``conversion/`` of ggml-org/llama.cpp. An
+``gguf_config`` is the config.json that a file was made from, as far as sizes go: each key of its header in the reader's
+words. Keys and what each converter writes: ``gguf-py/gguf/constants.py`` and ``conversion/`` of ggml-org/llama.cpp. An
 architecture whose header does not say enough is left out of the table of architectures, and refused by name.
 """
 

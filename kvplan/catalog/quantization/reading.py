@@ -4,9 +4,9 @@ Where the section is looked for, and in which order: get_quant_config of vllm/mo
 weight_utils.py. What its methods are called: QUANTIZATION_METHODS of vllm/model_executor/layers/quantization, and what
 its checkpoints' makers write (vLLM 0.33.0).
 
-8- and 4-bit floats with a list of modules that stay as they are: fp8, FBGEMM, MXFP4, MXFP8, FP-Quant.
-
-The rules are those of vllm/model_executor/layers/quantization/{fp8,fbgemm_fp8,mxfp4,fp_quant,experts_int8}.py and of
+The readers of 8- and 4-bit floats with a list of modules that stay as they are (fp8, FBGEMM, MXFP4, MXFP8, FP-Quant)
+stand here too. Their rules are those of
+vllm/model_executor/layers/quantization/{fp8,fbgemm_fp8,mxfp4,fp_quant,experts_int8}.py and of
 vllm/models/deepseek_v4/quant_config.py (vLLM 0.33.0). None of them quantizes a head or an embedding: these are no
 LinearBase.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from kvplan.commands.options.groups import given_options, shown_under
-from kvplan.commands.options.shared import FILE_HELP, SPECULATIVE_CONFIG_HELP
+from kvplan.commands.options.shared import FILE_HELP, SPECULATIVE_CONFIG_HELP, WORKLOAD_PANEL
 from kvplan.errors import UsageError
 from kvplan.settings import KNOBS
 from kvplan.sweeps.axes import AXES, Axis, example_of
@@ -21,13 +21,10 @@ if TYPE_CHECKING:
     from kvplan.sweeps.cluster.connection import Cluster
     from kvplan.sweeps.hosts import SweptEngine
 
-
 MODEL_PANEL: Final = "Model and device"
 SETTINGS_PANEL: Final = "Engine settings"
-WORKLOAD_PANEL: Final = "Workload"
 GOAL_PANEL: Final = "Goal"
 SPREAD_PANEL: Final = "Several machines"
-OUTPUT_PANEL: Final = "Output"
 
 DEFAULTS: Final = {option.name: option.default for option in fields(SweepOptions)}
 

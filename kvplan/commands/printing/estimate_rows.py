@@ -72,8 +72,8 @@ def print_ranges(answer: EstimateAnswer) -> None:
 
 
 def later_starts_note(*answers: EstimateAnswer) -> str | None:
-    """What later starts have beside the intervals, where that is more than half of one."""
-    deployments = (each for answer in answers for each in answer.deployments)
+    """What later starts have beside the intervals that are shown, where that is more than half of one."""
+    deployments = (each for answer in answers for each in answer.deployments if range_cell(each))
     ranges = (each.kv_range for each in deployments if each.kv_range is not None)
     gains = [
         within.later_start_bytes

@@ -1,9 +1,7 @@
 """Tables on stdout in the four formats every command offers: a table for people, JSON, CSV, Markdown.
 
-Lines of a plain-text table that fits a terminal: text is wrapped, and columns that are left over follow below.
-
-Nothing is cut off. A table of numbers too wide for the terminal becomes several, each with the columns that tell the
-rows apart in front.
+A plain-text table fits its terminal: text is wrapped, and columns that are left over follow below. Nothing is cut off.
+A table of numbers too wide for the terminal becomes several, each with the columns that tell the rows apart in front.
 """
 
 from __future__ import annotations
@@ -111,8 +109,8 @@ def print_table(
 ) -> None:
     """A plain-text table, readable without colour: ``text_columns`` to the left, numbers to the right.
 
-    On a terminal it is as wide as that (kvplan.commands.printing.render), cut before the heads that begin its
-    ``parts`` where it has to be cut; elsewhere every row is one line.
+    On a terminal it is as wide as that (``table_lines``), cut before the heads that begin its ``parts`` where it has to
+    be cut; elsewhere every row is one line.
     """
     if title:
         print_sentence(title, indent="")
@@ -132,7 +130,7 @@ def print_rows(
     text_columns: tuple[int, ...] = (0, 1),
     parts: Sequence[str] = (),
 ) -> None:
-    """The same in the format that was chosen: the JSON ``document``, ``rows`` as CSV, ``cells`` below ``head``."""
+    """Print rows in the format that was chosen: ``document`` as JSON, ``rows`` as CSV, ``cells`` below ``head``."""
     if chosen is OutputFormat.json:
         print_json(document)
     elif chosen is OutputFormat.csv:

@@ -1,12 +1,11 @@
-"""How many launches one captured step of kvplan's own engine holds, part by part.
-
-Counted from the engine's code for the parts that families share; tests/engine/cuda compares them with what is captured.
-What few families add (scales and norms of the residual stream, softcaps, learned scales) is not counted.
-
-What kvplan's own engine reserves on a GPU for CUDA graphs of steps. No run has measured it yet.
+"""What kvplan's own engine reserves on a GPU for CUDA graphs of steps. No run has measured it yet.
 
 A captured step allocates nothing that grows with the batch: every operation writes into the workspace. What is left is
 the driver's memory for each launch of each graph, and the workspace that cuBLAS takes for the stream of the capture.
+
+Launches are counted part by part from the engine's code, for the parts that families share; tests/engine/cuda compares
+them with what is captured. What few families add (scales and norms of the residual stream, softcaps, learned scales) is
+not counted.
 
 The driver's share is from elsewhere: vLLM's first engine captured whole decode steps too, 35 sizes of some 10 launches
 a layer, and logged 0.21 GiB for 28 layers (0.6.6, Qwen2.5 1.5B, L40S: github.com/lennonYe/6998_project) and 0.38 GiB

@@ -105,7 +105,7 @@ def held_weight_bytes(
     if spec.quantization is None:
         return _dense(spec, dtype)
     if spec.quantization.method == "gguf" and spec.checkpoint is not None:
-        # Count the bytes by the types in the file; what is not held in few bits is widened.
+        # By the types in the file; what is not held in few bits is widened.
         wide = sum(tensor.num_elements for tensor in spec.checkpoint.tensors) * element_bytes(dtype)
         return wide + sum(
             (held.on_gpu if on_gpu else held).num_bytes(tensor.num_elements)

@@ -4,10 +4,9 @@ Layers that keep and drop the same tokens are a group, and a group takes as many
 its units fill: its ``width``. What is decided here is how large a block is, so that hardly a byte of any stays empty.
 The engine derives the same layout from its own description of a model; tests/agreement compares the two.
 
-What a layer keeps of a sequence in kvplan's own engine, part by part: the units that its blocks are made of.
-
-``kv_cache.layer_entries`` counts the same elements as the architecture needs them; here they are cut as the engine lays
-them down: keys and values apart, whole pages of ``block_size`` tokens, states row by row.
+``layer_parts`` are the units that blocks are made of: what a layer keeps of a sequence, part by part.
+``cache_entries.layer_entries`` counts the same elements as the architecture needs them; here they are cut as the engine
+lays them down: keys and values apart, whole pages of ``block_size`` tokens, states row by row.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """What one rank of kvplan's engine has of a model that several share: every layer in parts, as Tensor.split says.
 
-The engine declares its splits on its own (``kvplan_engine/description/division.py``); tests/agreement compares the two.
-
-What one rank keeps of every sequence, of models that kvplan's engine counts blocks for and computes no part of.
-
-``ranks`` says what a rank computes, and refuses what it cannot. To count blocks it is enough to know what is kept; the
-engine divides on its own (``kvplan_engine/description/counted_part.py``), and tests/agreement compares the two.
+What ranks cannot share is refused beforehand, as the engine refuses it. Of models that the engine counts blocks for and
+computes no part of, it is enough to know what a rank keeps (``kept_part``). The engine declares both on its own
+(``kvplan_engine/description/division.py``); tests/agreement compares the two.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from kvplan.units import format_bytes
 
 
 def place_kvplan(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, _version: str) -> Placement:
+    """Return the deployment under kvplan's engine, which has one version. UsageError for settings that it refuses."""
     device = EngineDevice(
         memory_bytes=gpu.memory_bytes,
         kind="cpu" if gpu.is_cpu else "cuda",

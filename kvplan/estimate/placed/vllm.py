@@ -21,12 +21,14 @@ _NOTED_SEGMENT_BYTES: Final = 32 * MIB
 
 
 def place_vllm(spec: ModelSpec, gpu: GpuProfile, settings: ServingSettings, version: str) -> Placement:
+    """Return the deployment as vLLM ``version`` would start it. UsageError for settings that it refuses."""
     return as_placed(spec, gpu, predict_vllm(spec, gpu, settings, version))
 
 
 def as_placed(
     spec: ModelSpec, gpu: GpuProfile, found: VllmPrediction, explained: frozenset[Cause] = frozenset()
 ) -> Placement:
+    """Return the deployment that ``found`` predicts for ``spec`` on ``gpu``. explained: as for ``kv_range``."""
     rank = found.rank
     groups = found.settings.serving.data_parallel_size
     is_given = rank.given_pool_bytes is not None

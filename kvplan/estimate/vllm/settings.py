@@ -16,6 +16,7 @@ from kvplan.estimate.dtypes import serving_dtype
 from kvplan.estimate.vllm.block_sizes import default_block_size
 from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB, check_free, others_bytes, shared_utilization
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
+from kvplan.estimate.vllm.modalities import NO_LIMIT, modality_limits
 from kvplan.estimate.vllm.runners import in_second_runner
 from kvplan.estimate.vllm.vision import whole_item_tokens
 from kvplan.settings import FilledSettings, ServingSettings
@@ -235,10 +236,21 @@ def _batch_limits(
     if tokens is None:
         tokens = min(default_tokens, rows * max_model_len) if release.v1 else default_tokens
         notes.append(f"max_num_batched_tokens {tokens}: the default {where}.")
+    elif tokens < (least := whole_item_tokens(spec, asked, release)) and _takes_videos(asked):
+        # vllm/v1/core/encoder_cache_manager.py, compute_mm_encoder_budget
+        raise UsageError(
+            f"vLLM {release.text} does not start this model with max_num_batched_tokens {tokens:,}: a video of "
+            f"{least:,} tokens has to fit into one step.",
+            hint=f"use --max-num-batched-tokens {least} or more, or --language-model-only",
+        )
     if asked.max_num_seqs is None:
         rows = min(rows, tokens)
         notes.append(f"max_num_seqs {rows}: the default {where}.")
     return tokens, rows
+
+
+def _takes_videos(asked: ServingSettings) -> bool:
+    return modality_limits(asked.limit_mm_per_prompt).get("video", NO_LIMIT) > 0
 
 
 def batch_defaults(

@@ -11,8 +11,7 @@ base_scheduler.py, get_exchange_clipped_blocks):
 Each rank receives its own share: where there are more ranks than KV heads they hold the same heads and each reads them
 (pull_worker.py), as all ranks do with latents. So a replica receives what a rank holds times its ranks.
 
-What is left to be sent when a prompt has been read, where each of its chunks is sent while the next one is read.
-
+``bytes_left``: where each chunk of a prompt is sent while the next one is read, less is left when it has been read.
 Chunks of a long prompt fill the token budget, so a step reads one prompt, and one prompt at a time has the sender to
 itself. What is sent then goes at the full speed of the link; the last chunk, and what the link did not carry in time,
 is a transfer that shares it with others (``links``).

@@ -1,12 +1,11 @@
 """Routers that know nothing of prompts: round robin, and the replica with the least in hand.
 
-vLLM's own balancer over data-parallel engines: the one with the fewest requests, more so where KV is short.
-
-vLLM 0.33, vllm/v1/engine/core_client.py, DPLBAsyncMPClient.get_core_engine_for_request:
+vLLM's own balancer over data-parallel engines is one of them. It takes the engine with the fewest requests, more so
+where KV is short (vLLM 0.33, vllm/v1/engine/core_client.py, DPLBAsyncMPClient.get_core_engine_for_request):
 
     requests in flight + 6 x waiting x max(0, share of the KV cache in use - 0.5)
 
-From equal ones it takes the next in turn. It does not look at prompts.
+From equal ones it takes the next in turn.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A trace on replicas that come and go by a policy, and what that costs.
 
-What a HorizontalPodAutoscaler decides, evaluation after evaluation.
-
-The rules are those of pkg/controller/podautoscaler (Kubernetes 1.33): replica_calculator.go,
-GetExternalPerPodMetricReplicas; horizontal.go, stabilizeRecommendationWithBehaviors and
-convertDesiredReplicasWithBehaviorRate.
+The autoscaler decides as a HorizontalPodAutoscaler does, evaluation after evaluation. Its rules are those of
+pkg/controller/podautoscaler (Kubernetes 1.33): replica_calculator.go, GetExternalPerPodMetricReplicas; horizontal.go,
+stabilizeRecommendationWithBehaviors and convertDesiredReplicasWithBehaviorRate.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ Sources: kubernetes.io, Horizontal Pod Autoscaling (algorithm details; default b
 HPAScalingRules; keda.sh 2.22, ScaledObject specification. Its pollingInterval (30 s) and cooldownPeriod (300 s) are
 about the step from none to one replica alone, which no policy here takes: loading a model takes minutes.
 
-How long a replica takes until it serves: its weights read from disk, and the rest of the engine's start-up.
-
-Both differ by a factor of ten from one cluster to the next, so ``--cold-start`` states them. Where nobody does:
+Before a replica serves, its weights are read from disk and the rest of the engine starts (``ColdStart``). Both differ
+by a factor of ten from one cluster to the next, so ``--cold-start`` states them. Where nobody does:
 
     weights    at 1.2 GiB/s each GPU's own share: 21.82 GiB in 18 s (vllm-project/vllm issue 44881, a rented GPU); 20 s
                for 75.64 GiB where the page cache had them, and 340 s for 51.35 GiB from a network, were logged too

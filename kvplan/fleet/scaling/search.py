@@ -168,7 +168,7 @@ class ScalingSearch:
 
     def answer(self, fixed: FixedFleet, min_replicas: int, max_replicas: int) -> ScalingAnswer:
         """Policies between so many replicas, beside ``fixed``. The spare ones are there at the quietest time too."""
-        # Return the replicas of an autoscaler without delays, by window in which something is sent.
+        # The replicas of an autoscaler without delays, by window in which something is sent.
         counts = Counter(int(each.sent // self.window_seconds) for each in self.requests if each.after is None)
         window, most = counts.most_common(1)[0]
         busiest = _part(self.requests, window * self.window_seconds, (window + 1) * self.window_seconds)

@@ -1,6 +1,6 @@
 """The curve of one layout and KV format: what a cache of any size finds of a trace, over all replicas.
 
-The most that a cache of a size can find of a trace, whatever it evicts: Belady's bound.
+The most that a cache of a size can find, whatever it evicts, is Belady's bound (``NextUses``).
 
 L. A. Belady, "A study of replacement algorithms for a virtual-storage computer" (IBM Systems Journal 5, 1966): evict
 what is used again last, and do not keep what is not used again. Whoever uses a block uses all before it in the chain,

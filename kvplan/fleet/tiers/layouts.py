@@ -110,7 +110,7 @@ def _weights(spec: ModelSpec, ranks: PredictedRanks, unit: int) -> Weights:
     groups = plans[0].groups
     whole = sum(unit // group.page.block_size for group in groups if group.page.kind in _KEPT_WHOLE)
     ends = sum(_end_blocks(group) for group in groups)
-    # Return whether windows and states are kept where prompts can be resumed, and shared beginnings end, alone.
+    # Windows and states have to be kept only where prompts can be resumed, and where shared beginnings end.
     if ends and not (ranks.release.pins_shared_prefixes and ranks.release.keeps_resumed_places_only):
         raise KvplanError(
             f"It is not known what vLLM {ranks.release.text} keeps of windows and states in its prefix cache.",

@@ -211,10 +211,9 @@ def draw_fleet(answer: FleetAnswer, path: Path) -> None:
     """Write the picture to ``path``. KvplanError where that cannot be written."""
     from matplotlib.figure import Figure
 
-    # All pictures of the page, in its order.
     best = answer.best
     assert best is not None, "pictures show a fleet"
-    charts = [*_over_the_trace(answer, best), *_against_the_level(answer, best)]
+    charts = [*_over_the_trace(answer, best), *_against_the_level(answer, best)]  # as on the page
     rows = -(-len(charts) // _COLUMNS)
     figure = Figure(figsize=(12, 2.9 * rows), layout="constrained")
     axes = figure.subplots(rows, _COLUMNS, squeeze=False).flatten()

@@ -1,7 +1,7 @@
 """What the candidates of one plan share: the question, predicted start-ups, speeds, and what a pool holds.
 
-What a deployment finds in its prefix cache of the prompts that a load sends, and how many sequences that leaves room
-for. A prefix that running sequences share is held once on each data-parallel group.
+Two more follow from them for each deployment: what it finds in its prefix cache of the prompts that a load sends, and
+how many sequences that leaves room for. A prefix that running sequences share is held once on each data-parallel group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Fleets played: a choice with so many replicas behind a router, on the busiest window or on the whole trace.
 
-Plays that do not depend on each other, on several cores: in processes that are forked off and end with their share.
-
+Plays that do not depend on each other run on several cores, in processes that are forked off and end with their share.
 ``multiprocessing.Pool`` forks beside threads of its own, and its end waits for ever where a child that was forked in a
 process with other threads, as a notebook's, does not take the signal. Here a child runs plays, writes what they return
 and is gone.

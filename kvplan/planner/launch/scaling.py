@@ -14,7 +14,7 @@ from kvplan.planner.launch.containers import object_name, yaml_text
 PROMETHEUS: Final = "http://prometheus-operated.monitoring.svc:9090"
 """The service that the Prometheus operator makes for its instances, where these are in the namespace monitoring."""
 _FIRST_KV_CACHE_USAGE: Final = "0.9.0"
-"""Before it the gauge was gpu_cache_usage_perc (``metrics.names``)."""
+"""Before it the gauge was gpu_cache_usage_perc (profiles/metrics.json)."""
 _DRAIN_SECONDS: Final = 600
 _ADAPTED: Final[dict[MetricName, str]] = {
     "waiting": "vllm_requests_waiting",

@@ -323,7 +323,7 @@ def with_file(request: PlanRequest, path: Path, part: FilePart) -> PlanRequest:
     )
     notes += _of_reuse(request, shape)
     shares = shape.reused_share is not None
-    trace = TracedLoad(path.name, shape.pairs, shape.gaps, shape.busiest_rate or 0.0, shares)
+    trace = TracedLoad(path.name, shape.pairs, shape.gaps, shape.busiest_rate or 0.0, shares, shape.longest)
     return replace(
         request,
         requests_per_second=rate,

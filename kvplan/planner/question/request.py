@@ -251,8 +251,9 @@ def _too_long(request: PlanRequest, served: str, lengths: tuple[int, int], posit
     ``lengths``: of the longest request, and of one whose prompts and answers are as long as their means.
     """
     asked, hint = f"--ctx-max {lengths[0]:,} is", f"use --ctx-max {positions} or less"
-    if request.pattern.trace is not None:
-        asked = f"requests of {request.pattern.trace.name}, of up to {lengths[0]:,} tokens, are"
+    trace = request.pattern.trace
+    if trace is not None and trace.longest == lengths[0]:
+        asked = f"requests of {trace.name}, of up to {lengths[0]:,} tokens, are"
         hint = f"use --ctx-max {positions}, which leaves longer ones out"
     elif request.longest_context is None and request.average_context is not None:
         asked, hint = f"--ctx-avg {request.average_context:,} is", f"use --ctx-avg {positions} or less"

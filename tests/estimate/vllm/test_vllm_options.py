@@ -355,3 +355,19 @@ def test_the_default_step_holds_a_video_of_gemma_4(
     assert predict(model, "l40s", version, **settings).settings.serving.max_num_batched_tokens == tokens
     if tokens == 2496:
         assert predict(model, "h100", version).settings.serving.max_num_batched_tokens == 8192
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 2496},
+        {"max_num_batched_tokens": 2048, "limit_mm_per_prompt": "video=0"},
+        {"max_num_batched_tokens": 2048, "language_model_only": True},
+    ],
+)
+def test_a_step_without_room_for_a_video_of_gemma_4_is_refused(settings: dict[str, Any]) -> None:
+    """Issue 441 of vllm-project/recipes: "max_tokens_per_mm_item (2496) is larger than max_num_batched_tokens"."""
+    tokens = predict("gemma-4-26b-a4b", "h100", "0.25.1", **settings).settings.serving.max_num_batched_tokens
+    assert tokens == settings["max_num_batched_tokens"]
+    with pytest.raises(UsageError, match="a video of 2,496 tokens has to fit into one step"):
+        predict("gemma-4-26b-a4b", "h100", "0.25.1", max_num_batched_tokens=2048)

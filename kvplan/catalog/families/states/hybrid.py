@@ -1,4 +1,4 @@
-"""Hybrids of attention and Mamba: Jamba, Bamba, Granite 4, Falcon H1, Zamba 2."""
+"""Hybrids of attention and Mamba (Jamba, Bamba, Granite 4, Falcon H1, Zamba 2) or gated short convolutions (LFM2)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kvplan.catalog.parts import AttentionTraits, MoeTraits, feed_forward, linea
 from kvplan.catalog.spec import FeedForward, LayerSpec, SoftmaxAttention
 from kvplan.catalog.tensors import Tensor
 
-_MIXTURE = MixtureFamily(
+_LFM2_MIXTURE = MixtureFamily(
     PlainFamily(),
     after_dense_ones,
     expert_size=("moe_intermediate_size",),
@@ -260,7 +260,7 @@ def _intermediate_size(view: ConfigView) -> int:
 
 def _feed_forwards(view: ConfigView, sizes: Sizes) -> list[FeedForward]:
     if view.has("num_experts"):
-        return read_feed_forwards(view, _MIXTURE, sizes)
+        return read_feed_forwards(view, _LFM2_MIXTURE, sizes)
     return [feed_forward(sizes.hidden, _intermediate_size(view), name="feed_forward")] * sizes.layers
 
 

@@ -19,7 +19,7 @@ from kvplan.catalog.parts import AttentionTraits, MoeTraits, attention, feed_for
 from kvplan.catalog.spec import ExtraModule, FeedForward, LayerSpec, MoeFeedForward, RopeSpec
 from kvplan.catalog.tensors import Tensor
 
-_MIXTURE = MoeTraits(latent_size=1, latent_names=("pre_expert_proj", "post_expert_proj"), latent_norm="pre_expert_norm")
+_MUSE = MoeTraits(latent_size=1, latent_names=("pre_expert_proj", "post_expert_proj"), latent_norm="pre_expert_norm")
 _MOLMO_ROWS = 128
 """Rows of the embedding for tokens that the head does not have."""
 
@@ -215,7 +215,10 @@ def _with_images(layer: LayerSpec, of_images: tuple[Tensor, ...]) -> LayerSpec:
 
 
 def read_muse_spark(view: ConfigView) -> Body:
-    """transformers: MuseSparkTextModel. Norms of queries, keys and attention's output have no weights."""
+    """Muse Spark: windows, gated attention, experts in a latent, a gate of the residual stream behind each block.
+
+    transformers: MuseSparkTextModel. Norms of queries, keys and attention's output have no weights.
+    """
     if view.config.get("num_shared_experts"):
         raise view.reject("num_shared_experts", "0 (vLLM serves none)")
     sizes = read_sizes(view)
@@ -224,7 +227,7 @@ def read_muse_spark(view: ConfigView) -> Body:
     mixers = {window: softmax_attention(sizes, traits, window=window) for window in set(windows)}
     gates = tuple(Tensor(f"residual_gate{index}", (sizes.hidden,), "state") for index in range(2))
     around = norms(3, sizes.hidden) + gates
-    dense, sparse = feed_forward(sizes.hidden, view.integer("intermediate_size")), _mixture(view, sizes.hidden)
+    dense, sparse = feed_forward(sizes.hidden, view.integer("intermediate_size")), _muse_mixture(view, sizes.hidden)
     kinds = after_dense_ones(view, sizes.layers)
     layers = [
         LayerSpec(mixers[window], None, sparse if is_sparse else dense, around)
@@ -233,7 +236,7 @@ def read_muse_spark(view: ConfigView) -> Body:
     return decoder_body(view, sizes, layers, tied=None)
 
 
-def _mixture(view: ConfigView, hidden: int) -> FeedForward:
+def _muse_mixture(view: ConfigView, hidden: int) -> FeedForward:
     """Each expert's output has a norm, whose weight all share."""
     inner = view.integer("moe_hidden_size", default=4096)
     part = mixture(
@@ -241,6 +244,6 @@ def _mixture(view: ConfigView, hidden: int) -> FeedForward:
         view.integer("num_local_experts"),
         view.integer("num_experts_per_tok"),
         view.integer("moe_intermediate_size"),
-        traits=replace(_MIXTURE, latent_size=inner),
+        traits=replace(_MUSE, latent_size=inner),
     )
     return replace(part, tensors=part.tensors + norm("mlp.post_expert_norm", inner))

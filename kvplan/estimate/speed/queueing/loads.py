@@ -89,7 +89,7 @@ class TracedLoad:
 
     name: of its file. pairs: (prompt, answer) of requests drawn at random. gaps: seconds between requests that came one
     after the other, when most came; none where the trace has no times. rate: requests per second of all that come.
-    shares_prompts: whether the trace says what prompts begin with in common.
+    shares_prompts: whether the trace says what prompts begin with in common. longest: tokens of the longest request.
     """
 
     name: str
@@ -97,6 +97,7 @@ class TracedLoad:
     gaps: tuple[float, ...] = ()
     rate: float = 0.0
     shares_prompts: bool = False
+    longest: int = 0
 
     def lengths(self, count: int, seed: int) -> list[tuple[int, int]]:
         """``count`` of the pairs: each as often as the others, in mixed order."""

@@ -62,6 +62,7 @@ class AmdKernels:
         return self.eight_bit_flops if work.compute_dtype == "fp8" else self.flops
 
     def share_of_expert_flops(self, work: ModelWork) -> float:
+        """Return the share of the data sheet in products of routed experts."""
         return self.expert_flops[{"fp8": 8, "int8": 8, "fp4": 4}.get(work.compute_dtype, 16)]
 
     def layer_seconds(self, work: ModelWork) -> float:
