@@ -41,7 +41,11 @@ def measure_baseline_of(bench: Bench, model: str, count: int, output_len: int) -
     theirs_name = f"transformers {transformers.__version__} continuous batching"
     bench.add("baseline", theirs_name, tokens / theirs, "output tokens/s", shape, median_seconds=theirs)
     bench.add(
-        *("baseline", "engine on the same workload", tokens / ours, "output tokens/s", shape),
+        "baseline",
+        "engine on the same workload",
+        tokens / ours,
+        "output tokens/s",
+        shape,
         share=theirs / ours,
         reference=theirs_name,
         goal=GOAL,

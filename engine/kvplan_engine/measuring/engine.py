@@ -192,7 +192,11 @@ def measure_throughput_of(bench: Bench, engine: Engine, name: str, rate: float) 
     moved = kv_tokens * kv_bytes_per_token(engine) + fewest_steps * weight_bytes_read(engine)
     shape = {"model": name, "requests": count, "steps": num_steps, "preemptions": engine.stats.num_preemptions}
     bench.add(
-        *("engine", "offline throughput", output_tokens / seconds, "output tokens/s", shape),
+        "engine",
+        "offline throughput",
+        output_tokens / seconds,
+        "output tokens/s",
+        shape,
         share=moved / rate / seconds,
         reference="KV and weights at the best bandwidth",
         goal=THROUGHPUT_GOAL,

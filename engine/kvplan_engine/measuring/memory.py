@@ -118,7 +118,11 @@ def measure_sequences(bench: Bench, context: int, ends_at: float) -> None:
         "preemptions": filled.num_preemptions,
     }
     bench.add(
-        *("memory", "sequences at once", filled.most_running, "sequences", shape),
+        "memory",
+        "sequences at once",
+        filled.most_running,
+        "sequences",
+        shape,
         share=filled.most_running / enough,
         reference="room for whole sequences in the pool",
         median_seconds=filled.seconds,

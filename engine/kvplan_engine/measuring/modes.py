@@ -82,7 +82,11 @@ def add_rows(bench: Bench, model: str, batch: int, spans: list[Span]) -> None:
     shape: dict[str, object] = {"model": model, "batch": batch, "launches": len(spans) // STEPS}
     shape |= {"gaps_us": round(sum(gaps) / STEPS, 1), "largest_gap_us": round(max(gaps, default=0.0), 1)}
     bench.add(
-        *("profile", "one decode step", whole / STEPS, "us", shape),
+        "profile",
+        "one decode step",
+        whole / STEPS,
+        "us",
+        shape,
         share=1 - sum(gaps) / whole,
         reference="first kernel to last, of which something ran",
         median_seconds=whole / STEPS / 1e6,
@@ -94,7 +98,11 @@ def add_rows(bench: Bench, model: str, batch: int, spans: list[Span]) -> None:
     for kernel, microseconds in times.most_common(MOST_KERNELS):
         shape = {"model": model, "batch": batch, "kernel": kernel[:80], "launches": counts[kernel] // STEPS}
         bench.add(
-            *("profile", "one decode step's kernel", microseconds / STEPS, "us", shape),
+            "profile",
+            "one decode step's kernel",
+            microseconds / STEPS,
+            "us",
+            shape,
             share=microseconds / whole,
             reference="the step",
             median_seconds=microseconds / STEPS / 1e6,

@@ -94,7 +94,11 @@ def measure_shape(
             continue
         their_rate = 4 * heads.query * heads.size * whole.batch * whole.visible_pairs / theirs
         bench.add(
-            *("prefill", kernel.name, rate / 1e12, "TFLOP/s", {"model": heads.model, **shape._asdict()}),
+            "prefill",
+            kernel.name,
+            rate / 1e12,
+            "TFLOP/s",
+            {"model": heads.model, **shape._asdict()},
             share=rate / their_rate,
             reference=f"{name}'s rate over the whole sequence" if shape.prefix else name,
             goal=GOAL if backend is SDPBackend.FLASH_ATTENTION else None,
