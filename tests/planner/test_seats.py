@@ -21,7 +21,7 @@ from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.speed.queueing.steps import OffloadedSteps
 from kvplan.estimate.speed.simulation.interface import GroupClock
 from kvplan.estimate.speed.steps.work import model_work
-from kvplan.planner.choices.basis import PlanBasis
+from kvplan.planner.choices.basis import PlanBasis, predict
 from kvplan.planner.choices.candidate import Candidate
 from kvplan.planner.choices.deployment import DeploymentChoice
 from kvplan.planner.choices.load import serve_users
@@ -155,6 +155,12 @@ def test_no_step_is_tried_that_holds_no_video_of_gemma_4(model: str, tried: tupl
     basis, pair = PlanBasis(request, complete(request, spec), MEASURED), formats_asked(spec, request)[0][0]
     choice = DeploymentChoice(basis.gpus[0], ParallelLayout(), pair.weights, pair.kv_cache_dtype)
     assert basis.step_budgets(choice) == (tried or (8192, 2048, 4096, 16384))
+    short = plan_request(
+        EngineChoice("vllm"), ServingSettings(), users=1, input_len="100", output_len="20", gpu=["h100"]
+    )
+    basis = PlanBasis(short, complete(short, spec), MEASURED)
+    tokens = predict(basis, choice, 1).settings.serving.max_num_batched_tokens
+    assert tokens == (1280 if tried is None else 2496), "eight seats of 160 tokens"
 
 
 GIB = 1024**3

@@ -136,15 +136,15 @@ class PlanBasis:
             return ()
         if not vllm_release(self.request.engine.version).v1:
             return ()
-        least, default = self._least_step_tokens(choice), self.default_step_tokens(choice.gpu)
+        least, default = self.least_step_tokens(choice), self.default_step_tokens(choice.gpu)
         return tuple(each for each in _STEP_TOKENS if each >= least and each != default)
 
     def step_budgets(self, choice: DeploymentChoice) -> tuple[int, ...]:
         """Every budget that is tried, the one that was asked for or the default first."""
-        default = max(self.default_step_tokens(choice.gpu), self._least_step_tokens(choice))
+        default = max(self.default_step_tokens(choice.gpu), self.least_step_tokens(choice))
         return (self.request.settings.max_num_batched_tokens or default, *self.other_step_tokens(choice))
 
-    def _least_step_tokens(self, choice: DeploymentChoice) -> int:
+    def least_step_tokens(self, choice: DeploymentChoice) -> int:
         """vLLM raises its default to this and starts with no fewer."""
         release = vllm_release(self.request.engine.version)
         return whole_item_tokens(choice.weights.spec, self.request.settings, release)
@@ -192,12 +192,15 @@ def predict(basis: PlanBasis, choice: DeploymentChoice, users: float) -> VllmPre
 def _predict_rows(basis: PlanBasis, choice: DeploymentChoice, rows: int) -> VllmPrediction:
     layout, asked, spec = choice.layout, basis.request.settings, choice.weights.spec
     version = basis.request.engine.version
+    tokens = choice.max_num_batched_tokens or asked.max_num_batched_tokens
+    if tokens is None and rows * basis.workload.longest_context < basis.least_step_tokens(choice):
+        tokens = basis.least_step_tokens(choice)  # the release lowers its default to what the seats can fill, and stops
     settings = replace(
         asked,
         dtype=dtype_on(choice.gpu, spec, serving_dtype(spec.dtype, asked.dtype), asked=asked.dtype, version=version),
         max_model_len=basis.workload.longest_context,
         max_num_seqs=rows,
-        max_num_batched_tokens=choice.max_num_batched_tokens or asked.max_num_batched_tokens,
+        max_num_batched_tokens=tokens,
         tensor_parallel_size=layout.tensor_parallel_size,
         pipeline_parallel_size=layout.pipeline_parallel_size,
         data_parallel_size=layout.data_parallel_size,
