@@ -195,7 +195,7 @@ class CpuLayerRun:
         return None if args is None else cls(layers, args, attention, kernels, adapters)
 
     def __call__(self, batch: StepBatch, kv: KvPool, workspace: Workspace, num_layers: int | None = None) -> None:
-        """From ``normed`` of the first norm to ``normed`` of the last; the step's K and V are in ``kv`` afterwards.
+        """Go from ``normed`` of the first norm to ``normed`` of the last; the step's K and V are in ``kv`` afterwards.
 
         With ``batch.sampled_attention`` the last norm's rows are those of ``batch.sampled_rows``. num_layers: so many
         of the first layers alone; ``normed`` is then what the next one would read.

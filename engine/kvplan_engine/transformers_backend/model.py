@@ -97,7 +97,7 @@ def _folder_of(source: Any, load_format: str) -> Path | None:
 
 
 def _read(made: type[PreTrainedModel], folder: Path, settings: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """From safetensors. transformers fills what a checkpoint lacks with random values; here that is an error."""
+    """Read safetensors. transformers fills what a checkpoint lacks with random values; here that is an error."""
     if getattr(settings, "quantization_config", None) is not None:
         raise EngineError(
             "model_impl 'transformers' loads no quantised weights.", hint="use a checkpoint as it was before"

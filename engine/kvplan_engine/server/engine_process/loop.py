@@ -95,7 +95,7 @@ class Channel:
 
 
 def end_with(connection: socket.socket) -> None:
-    """From now on this process ends at once when the API process dies, whatever it is busy with."""
+    """End this process at once when the API process dies, whatever it is busy with."""
 
     def watch() -> None:
         poll = select.poll()

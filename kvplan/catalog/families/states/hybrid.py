@@ -249,7 +249,7 @@ def _attending(view: ConfigView, num_layers: int) -> list[bool]:
 
 
 def _intermediate_size(view: ConfigView) -> int:
-    """With ``block_auto_adjust_ff_dim`` two thirds of the stated size, scaled and rounded up to a multiple."""
+    """Return the stated size; with ``block_auto_adjust_ff_dim`` two thirds of it, scaled and rounded up."""
     stated = view.integer("block_ff_dim", "intermediate_size")
     if not view.flag("block_auto_adjust_ff_dim", default=True):
         return stated
