@@ -36,7 +36,7 @@ _READERS: dict[str, Callable[[StoredTensors, dict[str, Any]], QuantisedReader]] 
     "modelopt_fp4": ModelOptReader,
     "bitsandbytes": BitsAndBytesReader,
 }
-"""By ``quant_method``. What no reader of a method knows, it refuses."""
+"""Readers by ``quant_method``. Each refuses what it does not know of its method."""
 
 
 def open_quantised(tensors: StoredTensors, folder: Path) -> QuantisedReader | None:

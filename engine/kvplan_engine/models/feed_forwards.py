@@ -23,16 +23,12 @@ from kvplan_engine.models.part_kernels import PartKernels
 from kvplan_engine.models.residual_stream import ResidualStream
 from kvplan_engine.models.step_batch import StepSpace
 
-# The activations of an MLP, by the names that products with an activation know.
-
-
-_OWN_NAMES = {("silu", True): "silu_and_mul", ("gelu_tanh", False): "gelu_new"}
-"""Of the activations, gated or not, that kernels of ours compute."""
-
 
 def activation_name(mlp: Mlp) -> str:
-    """``silu_and_mul``, ``gelu_new`` (tanh formula), ``gelu`` (error function), ``relu2``, ``gelu_tanh_and_mul`` ..."""
-    return _OWN_NAMES.get((mlp.activation, mlp.gated)) or f"{mlp.activation}{'_and_mul' if mlp.gated else ''}"
+    """Return the name that products know an activation by: ``silu_and_mul``, ``gelu_new`` (tanh formula), ``relu2``."""
+    if mlp.gated:
+        return f"{mlp.activation}_and_mul"
+    return "gelu_new" if mlp.activation == "gelu_tanh" else mlp.activation
 
 
 class MlpActivation:

@@ -36,7 +36,7 @@ from kvplan.machine.host import cpu_name, usable_cores
 from kvplan.paths import profiles_dir, user_profiles_dir
 
 _FEW: Final = 0.25
-"""Of the operations per byte of memory's bandwidth of the GPU that was measured."""
+"""A GPU with less than this share of the measured one's operations per byte of bandwidth keeps its units busy."""
 _REACHED_BY_FEW: Final = 0.85
 SCHEMA: Final = "kvplan.measured/1"
 FOLDER: Final = "measured"

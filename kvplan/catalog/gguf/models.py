@@ -1,4 +1,4 @@
-"""From a GGUF file's header to a ``ModelSpec``: its metadata in the words of a config, its weights by tensor type.
+"""A ``ModelSpec`` from a GGUF file's header: its metadata in the words of a config, its weights by tensor type.
 
 ``gguf_config`` is the config.json that a file was made from, as far as sizes go: each key of its header in the reader's
 words. Keys and what each converter writes: ``gguf-py/gguf/constants.py`` and ``conversion/`` of ggml-org/llama.cpp. An

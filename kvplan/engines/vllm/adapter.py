@@ -279,6 +279,6 @@ def plugin_environment() -> dict[str, str | None]:
 
 
 def write_limits(directory: Path, settings: TrialSettings) -> None:
-    """From the next step on, vLLM keeps to these."""
+    """Write the limits that vLLM keeps to from its next step on."""
     limits = {name: getattr(settings, name) for name in sorted(LOWERED)}
     write_whole(directory / _FILE, json.dumps(limits) + "\n")

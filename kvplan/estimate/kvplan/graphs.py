@@ -51,9 +51,9 @@ _ENDS = 5
 _LEARNED_POSITIONS = 2
 """Looked up and added."""
 _ADDED_WITH_NORM = 1
-"""Of a block's output, up to the next block's input; of two mixers side by side one is added by itself."""
+"""Launches from a block's output to the next block's input; of two mixers side by side one is added by itself."""
 _CORRECTION = 2
-"""Of each product that adapters may correct: x A^T, and B times that."""
+"""Launches of each product that adapters may correct: x A^T, and B times that."""
 _DIVIDED_EMBEDDING = 7
 """Beside the look-up: which tokens are another rank's (4), their rows left out before and behind it (2), the sum."""
 _GATHER = 1
