@@ -47,7 +47,7 @@ from kvplan.estimate.vllm.ranges import (
     half_width_bytes,
     kv_range,
     range_amounts,
-    split_loss_bytes,
+    split_doubt_bytes,
     standing,
     warm_gain_bytes,
 )
@@ -241,12 +241,17 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
     rank, is_first_sight = found.rank, first is not None
     tokens, available = _observed_tokens(row, found), number(row["available_kv_gib"])
     pool = rank.available_kv_bytes / GIB
-    gain, loss = warm_gain_bytes(found) / GIB, split_loss_bytes(spec, gpu, found) / GIB
+    gain, loss = warm_gain_bytes(found) / GIB, split_doubt_bytes(spec, gpu, found).loss / GIB
     if first is None:
         first = FirstSight(pool, found.kv_cache_tokens, frozenset())
     else:
         maps = tensor_map_bytes(gpu, vllm_release(found.version), spec.layers) / GIB
-        known = {"compilation": gain, "tensor maps": maps, "segments": rank.segment_bytes / GIB}
+        known = {
+            "compilation": gain - rank.pinned_bytes / GIB,
+            "tensor maps": maps,
+            "segments": rank.segment_bytes / GIB,
+        }
+        known["pinned"] = rank.pinned_bytes / GIB
         first = first.with_known(known)
     printed = available
     if available is None and tokens and found.kv_cache_tokens and first.tokens:

@@ -12,7 +12,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.placed.placement import Placement, SizedDeployment
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
-from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range, split_loss_bytes
+from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range, split_doubt_bytes
 from kvplan.settings import ServingSettings
 from kvplan.units import MIB, format_bytes
 
@@ -96,12 +96,15 @@ def _option_notes(spec: ModelSpec, found: VllmPrediction, gpu: GpuProfile) -> It
         )
     peak = found.rank.activation
     if peak.peak_bytes > peak.warm_peak_bytes and settings.kv_cache_memory_bytes is None:
-        loss = split_loss_bytes(spec, gpu, found)
-        still = f"; with vLLM {found.version} it may have {format_bytes(loss)} less still, which the low end counts"
+        doubt = split_doubt_bytes(spec, gpu, found)
+        other, end = ("less", "low") if doubt.loss else ("more", "high")
+        still = (
+            f"; with vLLM {found.version} it may have {format_bytes(sum(doubt))} {other}, which the {end} end counts"
+        )
         yield (
             "A first start, which compiles kernels while vLLM measures its peak, has "
             f"{format_bytes(peak.peak_bytes - peak.warm_peak_bytes)} less for the KV cache than a later one, "
-            f"which finds them in its compile cache (--warm-start){still if loss else ''}."
+            f"which finds them in its compile cache (--warm-start){still if any(doubt) else ''}."
         )
     if settings.skip_mm_profiling:
         yield "--skip-mm-profiling: the encoder's own peak is not set aside, and can run out of memory later."
@@ -119,6 +122,11 @@ def _overhead_notes(found: VllmPrediction) -> Iterator[str]:
         yield (
             f"{format_bytes(found.rank.segment_bytes)} of the overhead lies free in memory that PyTorch keeps from "
             f"loading the weights, which vLLM {found.version} counts as used."
+        )
+    if found.rank.pinned_bytes >= _NOTED_SEGMENT_BYTES:
+        yield (
+            f"{format_bytes(found.rank.pinned_bytes)} of the overhead is memory of the first start's compilation that "
+            f"vLLM {found.version} cannot give back; a later start has it (--warm-start), and vLLM 0.31 mends it."
         )
 
 

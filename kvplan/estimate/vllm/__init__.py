@@ -11,7 +11,7 @@ division         whether vLLM can divide the model over the ranks
 drafters         what a drafter takes beside the model
 runners          which of vLLM's two model runners has a model, and what the second one keeps
 activation       the peak of the profile run: encoder, decoder, sampler
-compilation      what a first start takes while it compiles
+compilation, leftovers   what a first start takes while it compiles, and what it cannot give back
 vision           what the profile run feeds a vision encoder
 modalities       how many images, videos and sounds a prompt may have (``--limit-mm-per-prompt``)
 contexts         whether a sequence's cache can be divided over ranks (``--decode-context-parallel-size``)

@@ -1,13 +1,14 @@
 """What vLLM's first start of a deployment takes while torch.compile makes its kernels.
 
-The decoder is compiled within the profile run, whose peak counts it. From 0.11.1 on vLLM lets Inductor join kernels
-that do not depend on each other (combo kernels) where that is faster, and Inductor times each of them first
-(torch/_inductor/scheduler.py, speedup_by_combo_kernel). A kernel is timed on random tensors as large as its arguments
-(torch/_inductor/codegen/triton.py, benchmark_codegened_module), between runs of which a buffer as large as the GPU's L2
-cache is written (torch/_inductor/runtime/benchmarking.py; read in PyTorch 2.13).
+The decoder is compiled within the profile run, whose peak counts it. From 0.11.1 on Inductor runs each Triton kernel of
+a graph once it is written, to choose its blocks (torch/_inductor/codegen/wrapper.py, generate_and_run_autotune_block),
+on random tensors as large as its arguments.
 
-The largest argument is the embedding's matrix: looking tokens up is a kernel, and its argument is the rank's whole
-matrix, beside its output for a step of ``max_num_batched_tokens`` tokens. Models that take images or sounds look tokens
+The largest argument is the embedding's matrix: looking tokens up is a kernel with the norm behind it, and its arguments
+are the rank's whole matrix and two outputs for a step of ``max_num_batched_tokens`` tokens, before and after the norm.
+So it was in vLLM 0.25.1, 0.29.0 and 0.33.0 (PyTorch 2.11, 2.13, 2.14) run without a GPU (``tools/paper_gpu``); kernels
+that are timed with a buffer as large as the L2 cache between runs (speedup_by_combo_kernel) come before it and are
+smaller. Models that take images or sounds look tokens
 up before their compiled decoder (vllm/v1/worker/gpu_model_runner.py, _dummy_run: inputs_embeds), and have no such
 kernel unless they are served as language models alone. Then Gemma 4's E models look up a second table, of inputs for
 every layer, which is several times as large (vllm/model_executor/models/gemma4.py, get_per_layer_inputs, read in 0.30;
@@ -19,10 +20,7 @@ takes nothing of this. Issue 54383 of vllm-project/vllm measured both for Qwen3-
 for each GPU's cache at the first start (0.46 by this account), and issue 54122 tens of GiB for a model with large
 lookup tables.
 
-In 0.27.0 to 0.30 a first start may lose the matrix twice: the budget counts what PyTorch has reserved, and what a step
-keeps, however small, may have been split off the freed copy (a comment in vllm/v1/worker/gpu_worker.py of 0.31, which
-limits splitting while it profiles). Whether it does depends on the other free pieces: it is no part of a prediction,
-but of its interval (``estimate.vllm.ranges``).
+In 0.27.0 to 0.30 a first start may lose the matrix again (``estimate.vllm.leftovers``).
 """
 
 from __future__ import annotations
@@ -39,16 +37,17 @@ _VOCAB_PADDING = 64
 
 
 def compiling_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
-    """Return the peak of compiling on a rank that has the embedding; 0 where nothing of its size is timed."""
-    if not _times_lookup(spec, gpu, settings, release):
-        return 0
+    """Return the peak of compiling on a rank that has the embedding; 0 where nothing of its size is run."""
+    matrix, output = lookup_bytes(spec, gpu, settings, release)
+    return matrix + 2 * output
+
+
+def lookup_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> tuple[int, int]:
+    """Return bytes of the matrix's copy and of each of the lookup's two outputs; 0 and 0 where none is run."""
+    if not _runs_lookup(spec, gpu, settings, release):
+        return 0, 0
     matrix, width = _largest_lookup(spec, settings)
-    return matrix + settings.max_num_batched_tokens * width * element_bytes(settings.dtype) + gpu.l2_cache_bytes
-
-
-def timed_matrix_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
-    """Return the copy of the matrix on which the lookup is timed; 0 where it is not."""
-    return _largest_lookup(spec, settings)[0] if _times_lookup(spec, gpu, settings, release) else 0
+    return matrix, settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
 
 
 def _largest_lookup(spec: ModelSpec, settings: FilledSettings) -> tuple[int, int]:
@@ -64,8 +63,8 @@ def _largest_lookup(spec: ModelSpec, settings: FilledSettings) -> tuple[int, int
     return max(found)
 
 
-def _times_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
-    """Whether the lookup of tokens is one of the kernels that are timed; vLLM's own kernel reads GGUF's matrix."""
+def _runs_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    """Whether the lookup of tokens is one of the kernels that are run; vLLM's own kernel reads GGUF's matrix."""
     if settings.enforce_eager or settings.warm_start or gpu.is_cpu or not release.times_compiled_kernels:
         return False
     if spec.quantization is not None and spec.quantization.method == "gguf":

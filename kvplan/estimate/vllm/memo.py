@@ -16,8 +16,8 @@ class RankParts:
     """A rank's weights and blocks, which differ between GPUs only in the padding of their kernels.
 
     ``cached``: its layers, the drafter's behind the model's; ``layer_kinds``: one of each kind.
-    ``buffer_bytes_per_token``: what the former hold for each token of a step's budget. ``segment_bytes``: what loading
-    leaves free in segments of PyTorch's that are in use.
+    ``buffer_bytes_per_token``: what the former hold for each token of a step's budget. ``free_pieces``: bytes of each
+    piece that loading leaves free in segments of PyTorch's that are in use.
     """
 
     cached: tuple[LayerSpec, ...]
@@ -25,7 +25,7 @@ class RankParts:
     weight_bytes: int
     blocks: BlockPlan
     buffer_bytes_per_token: int
-    segment_bytes: int = 0
+    free_pieces: tuple[int, ...] = ()
 
     @property
     def num_layers(self) -> int:

@@ -47,6 +47,7 @@ from kvplan.estimate.vllm.kernels import (
     needs_block_per_sequence,
     repeats_block_scales,
 )
+from kvplan.estimate.vllm.leftovers import profile_leftovers
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.offloading import offloaded_bytes
@@ -58,6 +59,7 @@ from kvplan.estimate.vllm.weights import (
     loaded_beside,
     per_layer_input_bytes,
     rank_weight_bytes,
+    rope_table_bytes,
     stream_buffer_bytes,
 )
 from kvplan.settings import FilledSettings, ServingSettings
@@ -85,6 +87,8 @@ class RankMemory:
     """``--kv-cache-memory-bytes``: the pool is that, whatever is left, and all of the GPU is the budget."""
     segment_bytes: int = 0
     """Of ``non_torch_bytes``: what PyTorch keeps of segments that are partly in use, where the budget counts it."""
+    pinned_bytes: int = 0
+    """Of ``non_torch_bytes``: a freed matrix that a first start cannot give back (``leftovers.profile_leftovers``)."""
     offloaded_bytes: int = 0
     """``--cpu-offload-gb``: weights that lie in the host's memory, beside ``weight_bytes``."""
 
@@ -270,7 +274,7 @@ def _rank_memory(
     weights = parts.weight_bytes + parts.buffer_bytes_per_token * settings.max_num_batched_tokens
     weights += per_layer_input_bytes(spec, settings) + (stream_buffer_bytes(spec, settings) if samples else 0)
     offloaded = offloaded_bytes(spec, part, gpu, settings, weights)
-    segments = parts.segment_bytes if release.counts_runner_state else 0
+    left = profile_leftovers(spec, parts, gpu, resolved, release, samples=samples, embeds=embeds)
     return RankMemory(
         weight_bytes=weights - offloaded,
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
@@ -281,8 +285,10 @@ def _rank_memory(
             parts.layer_kinds,
             exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens,
         )
-        + segments,
-        segment_bytes=segments,
+        + left.segment_bytes
+        + left.pinned_bytes,
+        segment_bytes=left.segment_bytes,
+        pinned_bytes=left.pinned_bytes,
         cudagraph_bytes=graphs,
         subtracted_graph_bytes=graphs if resolved.subtract_graphs or given is not None else 0,
         requested_bytes=requested_bytes(settings, release)
@@ -348,12 +354,16 @@ def _rank_parts(
         absorbs_latents=release.v1 and release.latent_cache,
         qwen3_positions=release.qwen3_positions,
     )
-    segment_bytes = 0
+    free_pieces: tuple[int, ...] = ()
     if not splits_large:
         from_plain = spec.quantization is None and quantization == "fp8"
         share = WeightShare(settings.dtype, formats, layout, expert_inner_step=inner_step, splits_large=False)
-        beside, segment_bytes = loaded_beside(as_stored, part, share, from_plain=from_plain)
-        weight_bytes += beside if from_plain else 0
+        is_plain = spec.quantization is None and not from_plain and not spec.extras and not spec.further_ropes
+        rope = rope_table_bytes(spec, settings.dtype, settings.max_model_len, release.qwen3_positions)
+        beside, free_pieces = loaded_beside(
+            as_stored, part, share, from_plain=from_plain, rope_bytes=rope if is_plain else 0
+        )
+        weight_bytes += beside if from_plain or is_plain else 0
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
     if spec.drafter is not None and part.stop == spec.num_layers:
         weight_bytes += drafter_weight_bytes(
@@ -370,7 +380,7 @@ def _rank_parts(
     kept = cache_settings(spec, settings)
     blocks = plan_blocks(layers, kept, settings.block_size, release, state_chunk=resolved.state_chunk)
     buffers = buffer_bytes_per_token(layers, settings.dtype)
-    found = RankParts(layers, _distinct(layers), weight_bytes, blocks, buffers, segment_bytes)
+    found = RankParts(layers, _distinct(layers), weight_bytes, blocks, buffers, free_pieces)
     known.parts[key] = found
     return found
 

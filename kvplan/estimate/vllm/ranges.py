@@ -26,15 +26,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import hypot
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.startup_errors import Evidence, StartupErrors, startup_errors
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.compilation import timed_matrix_bytes
+from kvplan.estimate.vllm.compilation import lookup_bytes
 from kvplan.estimate.vllm.kinds import LAYOUT, OLDER, PLACE, UNIFIED, Kinds, deployment_kinds, is_plain
+from kvplan.estimate.vllm.leftovers import is_replayed
 from kvplan.estimate.vllm.prediction import RankMemory, VllmPrediction, printed_tokens
 from kvplan.estimate.vllm.weights import stored_formats
 from kvplan.units import GIB
@@ -271,16 +272,28 @@ def half_width_bytes(amounts: Mapping[Cause, float], errors: StartupErrors, fact
 
 def warm_gain_bytes(predicted: VllmPrediction) -> int:
     """Return what a start that finds its kernels compiled has more for the pool than the first start, as predicted."""
-    peak = predicted.rank.activation
-    return peak.peak_bytes - peak.warm_peak_bytes if predicted.rank.given_pool_bytes is None else 0
-
-
-def split_loss_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
-    """Return what a first start may have less than predicted where its release counts freed pieces that were split."""
-    release = vllm_release(predicted.version)
-    if predicted.rank.given_pool_bytes is not None or not release.counts_split_pieces:
+    rank = predicted.rank
+    if rank.given_pool_bytes is not None:
         return 0
-    return timed_matrix_bytes(spec, gpu, predicted.settings.serving, release)
+    return rank.activation.peak_bytes - rank.activation.warm_peak_bytes + rank.pinned_bytes
+
+
+class SplitDoubt(NamedTuple):
+    """Bytes that a first start may have less, and more, than predicted, as small tensors may keep a freed matrix."""
+
+    loss: int = 0
+    gain: int = 0
+
+
+def split_doubt_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> SplitDoubt:
+    """Return it where the release counts freed pieces and the order of allocations was read for no such deployment."""
+    release, settings = vllm_release(predicted.version), predicted.settings.serving
+    if predicted.rank.given_pool_bytes is not None or not release.counts_split_pieces:
+        return SplitDoubt()
+    matrix, pinned = lookup_bytes(spec, gpu, settings, release)[0], predicted.rank.pinned_bytes
+    if is_replayed(spec, gpu, settings) or not matrix:
+        return SplitDoubt()
+    return SplitDoubt(gain=pinned) if pinned > matrix // 2 else SplitDoubt(loss=matrix - pinned)
 
 
 def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
@@ -288,7 +301,7 @@ def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPredictio
     errors = startup_errors()
     known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
     half = half_width_bytes(range_amounts(spec, gpu, predicted, known), errors, errors.factors[known.group])
-    return max(predicted.rank.available_kv_bytes - split_loss_bytes(spec, gpu, predicted) - half, 0)
+    return max(predicted.rank.available_kv_bytes - split_doubt_bytes(spec, gpu, predicted).loss - half, 0)
 
 
 def kv_range(
@@ -307,8 +320,9 @@ def kv_range(
     factor, applied = errors.factors[known.group], range_amounts(spec, gpu, predicted, known)
     amounts = {cause: amount for cause, amount in applied.items() if cause not in explained}
     available, half = predicted.rank.available_kv_bytes, half_width_bytes(amounts, errors, factor)
-    loss = 0 if explained else split_loss_bytes(spec, gpu, predicted)
-    low, high = max(available - loss - half, 0), max(min(available + half, predicted.rank.requested_bytes), 0)
+    doubt = SplitDoubt() if explained else split_doubt_bytes(spec, gpu, predicted)
+    low = max(available - doubt.loss - half, 0)
+    high = max(min(available + doubt.gain + half, predicted.rank.requested_bytes), 0)
     few, many = low // predicted.bytes_per_block, high // predicted.bytes_per_block
     layout = 1.0 if known.unseen_layout is None else errors.layout_factor
     causes = [RangeCause(cause, half_width_bytes({cause: amount}, errors, factor)) for cause, amount in amounts.items()]

@@ -60,10 +60,7 @@ def kept_state_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
     Sources (0.27.0 to 0.33.0): vllm/v1/worker/gpu/: sample/penalties.py, structured_outputs.py, states.py,
     buffer_utils.py, spec_decode/speculator.py and the speculators beside it.
     """
-    mask = 4 * -(-spec.vocab_size // 32)
-    chosen = 1 + settings.num_speculative_tokens
-    per_request = 4 * spec.vocab_size + mask + chosen * mask + 4 * _TOKEN_LISTS
-    total = settings.max_num_seqs * per_request
+    total = sum(large_state_bytes(spec, settings)) + settings.max_num_seqs * 4 * _TOKEN_LISTS
     drafter = spec.drafter
     if drafter is not None and drafter.method == "ngram":
         total += settings.max_num_seqs * settings.max_model_len * 4
@@ -71,3 +68,9 @@ def kept_state_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
         width = drafter.model.hidden_size * drafter.model.residual_streams
         total += settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
     return total
+
+
+def large_state_bytes(spec: ModelSpec, settings: FilledSettings) -> tuple[int, int, int]:
+    """Bytes of the tensors with a number for each token, in the order in which they are made."""
+    mask = settings.max_num_seqs * 4 * -(-spec.vocab_size // 32)
+    return mask, settings.max_num_seqs * 4 * spec.vocab_size, (1 + settings.num_speculative_tokens) * mask

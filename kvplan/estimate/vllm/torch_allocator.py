@@ -10,6 +10,7 @@ With ``max_split_bytes`` (max_split_size_mb) a request of that size or more take
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvplan.units import MIB
@@ -40,6 +41,18 @@ class CachingAllocator:
     peak_bytes: int = 0
     _segments: list[int] = field(default_factory=list)
     _free: list[Piece] = field(default_factory=list)
+
+    @classmethod
+    def with_pieces(cls, sizes: Iterable[int], max_split_bytes: int | None = None) -> CachingAllocator:
+        """Return an allocator that has free pieces of ``sizes`` bytes, each of a segment that never becomes free."""
+        kept = list(sizes)
+        free = [Piece(number, 0, size) for number, size in enumerate(kept)]
+        return cls(max_split_bytes, sum(kept), _segments=[size + 1 for size in kept], _free=free)
+
+    @property
+    def free_pieces(self) -> tuple[int, ...]:
+        """The sizes of all free pieces, in bytes."""
+        return tuple(piece.size for piece in self._free)
 
     def allocate(self, num_bytes: int) -> Piece:
         size = _round_up(num_bytes, _ROUNDING)

@@ -155,11 +155,18 @@ def rank_weight_bytes(
     return total + rope_table_bytes(spec, dtype, max_model_len, qwen3_positions)
 
 
-def loaded_beside(spec: ModelSpec, layers: range, plain: WeightShare, *, from_plain: bool) -> tuple[int, int]:
-    """Replay how ``layers`` are loaded: bytes that they take beside their tensors, and leave free in PyTorch.
+def loaded_beside(
+    spec: ModelSpec, layers: range, plain: WeightShare, *, from_plain: bool, rope_bytes: int
+) -> tuple[int, tuple[int, ...]]:
+    """Replay how ``layers`` are loaded: bytes that they take beside their tensors, and pieces left free in PyTorch.
 
-    The second lies in segments that are partly in use and cannot be given back. vLLM makes all modules, layer by layer,
+    The pieces are of segments that are partly in use and cannot be given back. vLLM makes all modules, layer by layer,
     with a limit to splitting (``WeightShare.splits_large``).
+
+    rope_bytes: the table of positions of a model with no other format and no tower, which the first layer's attention
+    makes. Angles, cosines and sines in float32 are as large as the table in 16 bits, both side by side twice that
+    (rotary_embedding/base.py, _compute_cos_sin_cache). A later tensor of 20 MiB and more takes one of these whole if
+    less than 20 MiB are left: 16 MiB more for Llama 3.1 8B in vLLM 0.25.1, 0.29 and 0.33 run without a GPU.
 
     from_plain: the format is made while loading. Each module is made when the file has given all its tensors, in the
     model's dtype first. The piece that this leaves may be larger than the quantized module that takes it next, and is
@@ -175,11 +182,16 @@ def loaded_beside(spec: ModelSpec, layers: range, plain: WeightShare, *, from_pl
             by_kind[kinds[index]] = _made_tensors(on_gpu, share, from_plain=from_plain)
         made = by_kind[kinds[index]]
         later += sorted((each for each in made if each.plain), key=lambda each: each.last)
-        sizes = [(size, each.plain) for each in made for size in (each.packed, each.others) if size > _SPLIT_ABOVE]
-        expected += sum(_rounded(size, plain) for size, _ in sizes)
-        for size, is_made_later in sizes:
-            if not is_made_later:
-                memory.allocate(size)
+        table_after = _last_of_mixers(spec.layers[index]) if index == layers.start and rope_bytes > _SPLIT_ABOVE else ""
+        for each in made:
+            for size in (each.packed, each.others):
+                if size > _SPLIT_ABOVE:
+                    expected += _rounded(size, plain)
+                    if not each.plain:
+                        memory.allocate(size)
+            if each.first == table_after:
+                _make_rope_table(memory, rope_bytes)
+                expected += rope_bytes
     for each in later:
         whole = memory.allocate(each.plain)
         for size in (each.packed, each.others):
@@ -187,7 +199,20 @@ def loaded_beside(spec: ModelSpec, layers: range, plain: WeightShare, *, from_pl
                 memory.allocate(size)
         memory.release(whole)
     memory.release_segments()
-    return memory.in_use_bytes - expected, memory.reserved_bytes - memory.in_use_bytes
+    return memory.in_use_bytes - expected, memory.free_pieces
+
+
+def _last_of_mixers(layer: LayerSpec) -> str:
+    names = [tensor.name for mixer in layer.mixers for tensor in mixer.tensors]
+    return (_merged_name(names[-1]) or names[-1]) if names else ""
+
+
+def _make_rope_table(memory: CachingAllocator, num_bytes: int) -> None:
+    parts = [memory.allocate(num_bytes) for _ in range(3)]
+    whole = memory.allocate(2 * num_bytes)
+    memory.release(*parts)
+    memory.allocate(num_bytes)
+    memory.release(whole)
 
 
 def buffer_bytes_per_token(layers: Iterable[LayerSpec], dtype: str) -> int:
@@ -412,21 +437,23 @@ def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
 class _Made:
     """A tensor that vLLM makes of one or more of the checkpoint's: bytes of its weights, of scales and the like.
 
-    ``plain`` are its bytes in the model's dtype where its format is made while loading, else 0; ``last`` is the name of
-    the checkpoint's tensor that completes it, in the order of a file.
+    ``plain`` are its bytes in the model's dtype where its format is made while loading, else 0; ``first`` and ``last``
+    are the names of the checkpoint's tensors that begin it and complete it, the latter in the order of a file.
     """
 
     packed: int = 0
     others: int = 0
     plain: int = 0
     last: str = ""
+    first: str = ""
 
 
 def _made_tensors(tensors: Iterable[Tensor], share: WeightShare, *, from_plain: bool = False) -> list[_Made]:
     made: dict[str, _Made] = {}
     for tensor in tensors:
         packed, others = _apart(tensor, share)
-        each = made.setdefault(_merged_name(tensor.name) or tensor.name, _Made())
+        name = _merged_name(tensor.name) or tensor.name
+        each = made.setdefault(name, _Made(first=name))
         each.packed, each.others, each.last = each.packed + packed, each.others + others, max(each.last, tensor.name)
         if from_plain and share.formats.of(tensor, share.layer) is not None:
             each.plain += prod(rank_shape(tensor, share.layout, share.head_rows)) * element_bytes(share.dtype)

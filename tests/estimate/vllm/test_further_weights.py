@@ -177,7 +177,8 @@ def test_online_fp8_takes_the_larger_piece_that_its_16_bits_left() -> None:
     earlier = predict_vllm(spec, l4, ServingSettings(quantization="fp8", max_model_len=4096), "0.20.0").rank
     assert found.weight_bytes / GIB == pytest.approx(9.06, abs=0.03)
     assert found.weight_bytes - earlier.weight_bytes > 36 * 8 * MIB * 0.9
-    assert found.segment_bytes == earlier.segment_bytes == 0
+    assert earlier.segment_bytes == 0
+    assert 0 < found.segment_bytes < 20 * MIB, "what the requests' masks leave of a segment of their own"
 
 
 def test_segments_that_weights_leave_partly_free_count_from_0_27_on() -> None:
@@ -251,9 +252,12 @@ def predict(model: str = "qwen3-8b", gpu: str = "l4", version: str = "0.27.1", *
     return predict_vllm(resolve_model(model), find_gpu(gpu), asked, version)
 
 
-def test_a_first_start_takes_the_embedding_once_more_a_steps_output_and_the_l2_cache() -> None:
-    peak = predict().rank.activation
-    assert (peak.decided_by, peak.peak_bytes) == ("compilation", QWEN3_8B_MATRIX + STEP + 48 * MIB)
+@pytest.mark.parametrize("version", ["0.25.1", "0.29.0", "0.33.0"])
+def test_a_first_start_takes_the_embedding_once_more_and_two_outputs_of_a_step(version: str) -> None:
+    """1,220 MiB in 0.29.0 and 0.33.0 on a CUDA runtime without a GPU, whatever the L2 cache is."""
+    for gpu in ("l4", "rtx-4090"):
+        peak = predict(gpu=gpu, version=version).rank.activation
+        assert (peak.decided_by, peak.peak_bytes) == ("compilation", QWEN3_8B_MATRIX + 2 * STEP)
 
 
 def test_a_start_of_two_gpus_that_others_measured_both_ways() -> None:
@@ -262,7 +266,7 @@ def test_a_start_of_two_gpus_that_others_measured_both_ways() -> None:
         "qwen3-32b", "rtx-4090", "0.28.0", quantization="awq", tensor_parallel_size=2, gpu_memory_utilization=0.85,
         max_num_batched_tokens=3584, max_num_seqs=40,
     )  # fmt: skip
-    assert warm_gain_bytes(found) / GIB == pytest.approx(0.47, abs=0.02)
+    assert warm_gain_bytes(found) / GIB == pytest.approx(0.47, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -285,15 +289,15 @@ def test_a_model_with_vision_compiles_its_lookup_as_a_language_model_alone() -> 
 def test_gemma_4s_inputs_of_every_layer_are_the_largest_table_that_is_timed() -> None:
     """Where tokens are looked up inside the compiled decoder: not behind towers, and not in Gemma 3n at all."""
     alone = predict("gemma-4-e2b", language_model_only=True).rank.activation
-    assert alone.compiling_bytes == (262144 + 2048) * 35 * 256 * 2 + 48 * MIB
+    assert alone.compiling_bytes == (262144 + 2 * 2048) * 35 * 256 * 2
     assert predict("gemma-4-e2b").rank.activation.compiling_bytes == 0
     assert predict("gemma-3n-e4b", language_model_only=True).rank.activation.compiling_bytes < 2 * GIB
 
 
 def test_only_the_first_stage_has_the_embedding() -> None:
     two = predict(pipeline_parallel_size=2, gpu="l40s").rank.activation
-    assert two.compiling_bytes in (0, QWEN3_8B_MATRIX + STEP + 96 * MIB)
-    assert predict(tensor_parallel_size=2).rank.activation.compiling_bytes == QWEN3_8B_MATRIX // 2 + STEP + 48 * MIB
+    assert two.compiling_bytes in (0, QWEN3_8B_MATRIX + 2 * STEP)
+    assert predict(tensor_parallel_size=2).rank.activation.compiling_bytes == QWEN3_8B_MATRIX // 2 + 2 * STEP
 
 
 def test_a_later_start_has_as_much_more_and_the_answer_says_so() -> None:

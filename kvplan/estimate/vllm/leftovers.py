@@ -1,0 +1,130 @@
+"""What PyTorch's allocator keeps over vLLM's profile run: memory that is free in it and cannot be given back.
+
+From 0.27.0 on the budget counts all that the driver no longer has. Segments that loading left partly in use count, less
+what the second runner's tensors take of them; and in 0.27.0 to 0.30 cuBLAS's workspace may keep a whole matrix:
+
+1. Where Inductor is done with the decoder it runs its Triton kernels once on random tensors
+   (torch/_inductor/codegen/wrapper.py, generate_and_run_autotune_block, read in PyTorch 2.13), the lookup of tokens
+   first: the embedding's matrix and the two outputs, hidden states before and after their norm. All three are freed.
+2. The first step then allocates these outputs again, the first product's result, and, as this is the first product of
+   cuBLAS, its workspace, which stays (torch/aten: getCUDABlasLtWorkspace). Each takes the smallest piece that is large
+   enough. Where that is the freed matrix, the workspace is split off it and keeps its segment.
+
+3. The buffers of fused experts stay, too, and take what is left of the matrix.
+
+From 0.31 on the profile run splits no piece of 20 MiB and more. The order was read off vLLM 0.29 and 0.33 that ran on
+a CUDA runtime without a GPU (``tools/paper_gpu``): for Qwen2.5-1.5B on an Ada GPU 437.9 of 446 MiB stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.releases.vllm import VllmRelease
+from kvplan.catalog.spec import LayerSpec, ModelSpec, SoftmaxAttention
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.vllm.activation import cublas_bytes, moe_workspace_bytes
+from kvplan.estimate.vllm.compilation import lookup_bytes
+from kvplan.estimate.vllm.memo import RankParts
+from kvplan.estimate.vllm.runners import large_state_bytes
+from kvplan.estimate.vllm.settings import VllmSettings
+from kvplan.estimate.vllm.torch_allocator import CachingAllocator, Piece
+from kvplan.estimate.vllm.weights import stored_formats
+from kvplan.settings import FilledSettings
+from kvplan.units import MIB
+
+_LOADING_SPLITS_BELOW = 20 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """``segment_bytes`` are free in segments of weights and requests' state, ``pinned_bytes`` in a freed matrix's."""
+
+    segment_bytes: int = 0
+    pinned_bytes: int = 0
+
+
+def profile_leftovers(
+    spec: ModelSpec,
+    parts: RankParts,
+    gpu: GpuProfile,
+    resolved: VllmSettings,
+    release: VllmRelease,
+    *,
+    embeds: bool = True,
+    samples: bool = True,
+) -> Leftovers:
+    """Return what a rank with ``parts`` keeps; nothing where the release's budget counts tensors alone."""
+    if not release.counts_runner_state:
+        return Leftovers()
+    memory = CachingAllocator.with_pieces(parts.free_pieces, _LOADING_SPLITS_BELOW)
+    if samples and resolved.second_runner:
+        for size in large_state_bytes(spec, resolved.serving):
+            memory.allocate(size)
+    segments = memory.reserved_bytes - memory.in_use_bytes
+    if not embeds or not release.counts_split_pieces:
+        return Leftovers(segments)
+    memory.max_split_bytes = None
+    experts = moe_workspace_bytes(parts.layer_kinds, resolved.serving, release) if release.keeps_moe_workspace else 0
+    return Leftovers(segments, _pinned_bytes(memory, spec, parts.cached[0], gpu, resolved.serving, release, experts))
+
+
+def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> bool:
+    """Whether the order of allocations was read for such a deployment: softmax attention alone, with nothing beside."""
+    plain = all(isinstance(mixer, SoftmaxAttention) for layer in spec.layers for mixer in layer.mixers)
+    beside = settings.enable_lora or spec.drafter is not None or gpu.unified_memory
+    return plain and not beside and settings.tensor_parallel_size == 1
+
+
+def _pinned_bytes(
+    memory: CachingAllocator,
+    spec: ModelSpec,
+    first: LayerSpec,
+    gpu: GpuProfile,
+    settings: FilledSettings,
+    release: VllmRelease,
+    experts_bytes: int,
+) -> int:
+    """Bytes of segments made for compiling that cuBLAS's workspace and the experts' buffers keep beside themselves."""
+    matrix, hidden = lookup_bytes(spec, gpu, settings, release)
+    if not matrix:
+        return 0
+    reserved = memory.reserved_bytes
+    memory.release(*[memory.allocate(size) for size in (matrix, hidden, hidden)])
+    step = [memory.allocate(size) for size in (hidden, hidden)]
+    if _is_plain(spec, first):
+        step.append(memory.allocate(_first_product_bytes(first, settings)))
+    else:  # the first product of cuBLAS's is the head's: the step's other tensors are free again
+        memory.release(step.pop())
+        step.append(_logits(memory, spec, settings))
+    kept = cublas_bytes(gpu)
+    memory.allocate(kept)
+    if experts_bytes:
+        memory.allocate(experts_bytes)
+    memory.release(*step)
+    memory.release_segments()
+    return max(memory.reserved_bytes - reserved - kept - experts_bytes, 0)
+
+
+def _logits(memory: CachingAllocator, spec: ModelSpec, settings: FilledSettings) -> Piece:
+    rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
+    vocabulary = spec.vocab_size // settings.tensor_parallel_size
+    return memory.allocate(rows * vocabulary * element_bytes(settings.dtype))
+
+
+def _is_plain(spec: ModelSpec, layer: LayerSpec) -> bool:
+    """Whether cuBLAS multiplies in the layer's first product: its matrix is not quantized."""
+    tensors = [tensor for mixer in layer.mixers for tensor in mixer.tensors if len(tensor.shape) > 1]
+    return not tensors or stored_formats(spec, "auto").of(tensors[0], 0) is None
+
+
+def _first_product_bytes(layer: LayerSpec, settings: FilledSettings) -> int:
+    """Result of a layer's first product for a step: queries, keys and values, or the mixer's first matrix alone."""
+    mixer, tp = layer.mixers[0], settings.tensor_parallel_size
+    if isinstance(mixer, SoftmaxAttention):
+        heads = mixer.num_heads // tp + max(mixer.num_kv_heads // tp, 1)
+        width = heads * mixer.head_size_k + max(mixer.num_kv_heads // tp, 1) * mixer.head_size_v
+    else:
+        width = max((tensor.shape[0] for tensor in mixer.tensors[:1]), default=0) // tp
+    return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
