@@ -38,12 +38,12 @@ from kvplan.estimate.vllm.groups import (
     printed_blocks_per_request,
 )
 from kvplan.estimate.vllm.kernels import (
-    MXFP4_INNER_STEP,
+    ExpertLayout,
     attention_workspace_bytes,
     captures_whole_steps,
     check_pooled_keys,
+    expert_layout,
     index_graph_bytes,
-    mxfp4_inner_step,
     needs_block_per_sequence,
     repeats_block_scales,
 )
@@ -325,10 +325,10 @@ def _rank_parts(
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens, resolved.state_chunk)
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
-    inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
+    experts = expert_layout(spec, gpu, release) if is_padded else ExpertLayout()
     splits_large = release.splits_large_weights or gpu.vendor != "nvidia"
     repeats = repeats_block_scales(gpu)
-    loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, inner_step, repeats)
+    loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, experts, repeats)
     key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, splits_large, release)
     if key in known.parts:
         return known.parts[key]
@@ -342,7 +342,7 @@ def _rank_parts(
         formats=formats,
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
-        expert_inner_step=inner_step,
+        expert_layout=experts,
         splits_large=splits_large,
         repeats_block_scales=repeats,
         absorbs_latents=release.v1 and release.latent_cache,
@@ -351,7 +351,7 @@ def _rank_parts(
     segment_bytes = 0
     if not splits_large:
         from_plain = spec.quantization is None and quantization == "fp8"
-        share = WeightShare(settings.dtype, formats, layout, expert_inner_step=inner_step, splits_large=False)
+        share = WeightShare(settings.dtype, formats, layout, expert_layout=experts, splits_large=False)
         beside, segment_bytes = loaded_beside(as_stored, part, share, from_plain=from_plain)
         weight_bytes += beside if from_plain else 0
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)

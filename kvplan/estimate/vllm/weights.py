@@ -19,7 +19,7 @@ from kvplan.catalog.spec import (
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
+from kvplan.estimate.vllm.kernels import ExpertLayout
 from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
@@ -28,6 +28,9 @@ from kvplan.units import MIB
 
 _VOCAB_PADDING = 64
 _NUMBER_BYTES = 4
+_SCALE_ROWS = 256
+"""What the rows of swizzled scales are padded to a multiple of."""
+_PLAIN_EXPERTS = ExpertLayout()
 
 
 class StoredFormats:
@@ -79,8 +82,8 @@ class WeightShare:
     (process_weights_after_loading of latent attention: vllm/v1/attention/backends/mla/common.py, later
     vllm/model_executor/layers/attention/mla_attention.py; read in 0.8.0 to 0.33.0).
     """
-    expert_inner_step: int = MXFP4_INNER_STEP
-    """What the inner width of MXFP4 experts is padded to a multiple of."""
+    expert_layout: ExpertLayout = _PLAIN_EXPERTS
+    """How MXFP4 experts are laid out."""
     splits_large: bool = True
     """Whether what a large tensor leaves of its last step of memory is split off for others, as in other engines.
 
@@ -112,7 +115,7 @@ def rank_weight_bytes(
     in_float32: bool = True,
     absorbs_latents: bool = False,
     qwen3_positions: int = 4,
-    expert_inner_step: int = MXFP4_INNER_STEP,
+    expert_layout: ExpertLayout = _PLAIN_EXPERTS,
     splits_large: bool = True,
     repeats_block_scales: bool = False,
 ) -> int:
@@ -131,7 +134,7 @@ def rank_weight_bytes(
         layout,
         in_float32=in_float32,
         absorbs_latents=absorbs_latents,
-        expert_inner_step=expert_inner_step,
+        expert_layout=expert_layout,
         splits_large=splits_large,
         repeats_block_scales=repeats_block_scales,
     )
@@ -262,8 +265,10 @@ def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
         if stored.block_shape is not None and share.repeats_block_scales:
             columns = stored.block_shape[1]
             stored = replace(stored, granularity="group", group_size=columns, scale_dtype=share.dtype)
-        return quantized_bytes(_padded_shape(tensor, stored, share), stored)
-    size = _NUMBER_BYTES if tensor.in_float32 and share.in_float32 else element_bytes(share.dtype)
+        shape = _padded_shape(tensor, stored, share)
+        return quantized_bytes(shape, stored) + _swizzled_bytes(tensor, shape, stored, share)
+    in_float32 = tensor.in_float32 or (share.expert_layout.is_swizzled and _is_expert_bias(tensor))
+    size = _NUMBER_BYTES if in_float32 and share.in_float32 else element_bytes(share.dtype)
     return prod(rank_shape(tensor, share.layout, share.head_rows)) * size
 
 
@@ -271,20 +276,45 @@ def _padded_shape(tensor: Tensor, stored: QuantizationSpec, share: WeightShare) 
     """A quantized tensor on one rank."""
     shape = rank_shape(tensor, share.layout, share.head_rows)
     if stored.method == "mxfp4" and tensor.role == "expert":
-        return padded_experts(shape, tensor.split, share.expert_inner_step)
+        return padded_experts(shape, tensor.split, share.expert_layout)
     return shape
 
 
-def padded_experts(shape: tuple[int, ...], split: str, inner_step: int = MXFP4_INNER_STEP) -> tuple[int, ...]:
+def padded_experts(shape: tuple[int, ...], split: str, layout: ExpertLayout) -> tuple[int, ...]:
     """Stacked MXFP4 experts as vLLM lays them out: hidden and each rank's inner width padded to what its kernel takes.
 
-    The steps are those of estimate.vllm.kernels. The inner width is the output of gate and up, and the input of down.
+    The inner width is the output of gate and up, and the input of down.
     """
     if len(shape) < 3:
         return shape
-    inner_axis = len(shape) - 1 if split == "row" else len(shape) - 2
-    steps = [inner_step if axis == inner_axis else MXFP4_HIDDEN_STEP for axis in range(len(shape))]
-    return (*shape[:-2], *(-(-shape[axis] // steps[axis]) * steps[axis] for axis in (len(shape) - 2, len(shape) - 1)))
+    rows, columns = shape[-2:]
+    row_step, column_step = layout.inner_step, layout.hidden_step
+    if split == "row":
+        row_step, column_step = column_step, row_step
+    return (*shape[:-2], _round_up(rows, row_step), _round_up(columns, column_step))
+
+
+def _swizzled_bytes(tensor: Tensor, shape: tuple[int, ...], stored: QuantizationSpec, share: WeightShare) -> int:
+    """What swizzled scales take beyond the checkpoint's, and these where they stay beside them.
+
+    Gate and up are one matrix, whose rows are padded together.
+    """
+    layout = share.expert_layout
+    if not layout.is_swizzled or stored.method != "mxfp4" or tensor.role != "expert" or len(shape) < 3:
+        return 0
+    matrices, rows, groups = prod(shape[:-2]), shape[-2], shape[-1] // (stored.group_size or 1)
+    merged = 1 if tensor.split == "row" else 2
+    swizzled = _round_up(rows * merged, _SCALE_ROWS) * _round_up(groups, layout.group_step) // merged
+    kept = rows * groups if layout.keeps_scales else 0
+    return matrices * (swizzled - rows * groups + kept)
+
+
+def _is_expert_bias(tensor: Tensor) -> bool:
+    return tensor.role == "bias" and ".experts." in tensor.name
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
 
 
 def rank_shape(tensor: Tensor, layout: ParallelLayout, head_rows: int = 1) -> tuple[int, ...]:
