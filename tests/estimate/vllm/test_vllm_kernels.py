@@ -126,6 +126,23 @@ def test_mxfp4_experts_are_padded_for_the_kernel() -> None:
     assert padded_experts((32, 2880, 2880), "row", marlin) == (32, 3072, 2944)
 
 
+def layer_graphs(gpu: str, ranks: int, *, bridged: bool = False) -> float:
+    """MiB of graphs for each layer and captured size."""
+    card = find_gpu(gpu).with_bridge() if bridged else find_gpu(gpu)
+    asked = ServingSettings(max_model_len=32768, tensor_parallel_size=ranks)
+    found = predict_vllm(model_of("llama-3.1-8b"), card, asked, "0.21.0")
+    return found.rank.cudagraph_bytes / MIB / 32
+
+
+def test_graphs_have_further_nodes_where_nccl_reduces() -> None:
+    """P025 and P026 print 1.2 and 1.08 GiB for two and four RTX 3090, 0.61 is what one GPU has."""
+    alone = layer_graphs("rtx-3090", 1)
+    assert layer_graphs("rtx-3090", 2) * 32 / KIB == pytest.approx(1.14, abs=0.01)
+    assert layer_graphs("rtx-3090", 4) == layer_graphs("l40s", 4) == layer_graphs("rtx-3090", 2)
+    assert layer_graphs("l40s", 2) == layer_graphs("rtx-3090", 2, bridged=True) == alone
+    assert layer_graphs("h100-sxm", 4) == layer_graphs("h100-sxm", 1)
+
+
 def gpt_oss_weights(model: str, gpu: str, version: str, ranks: int = 1) -> float:
     return predict(model, gpu, version, tensor_parallel_size=ranks).rank.weight_bytes / GIB
 
