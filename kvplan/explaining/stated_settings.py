@@ -80,6 +80,9 @@ def _pasted(text: str) -> dict[str, list[Any]]:
 
 def _printed(text: str, notes: list[str], *, is_sglang: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    before, begins, after = text.partition(patterns.SERVER_BEGINS)
+    if begins:
+        text = patterns.DEFAULT_STEP.sub("", before) + begins + after
     for name, pattern in patterns.NAMES:
         values = [value for value in re.findall(pattern, text) if value not in patterns.NOTHING]
         if values:

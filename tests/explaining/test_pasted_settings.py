@@ -75,6 +75,17 @@ def test_places_that_disagree_are_told() -> None:
     assert twice.notes == ("The log has --max-num-seqs 8 and 16: 8, which stands first, counts.",)
 
 
+def test_a_step_of_the_defaults_is_not_the_servers() -> None:
+    """The beginning of logs/vllm_server.log of faradawn/bench3 (0.11.2 on a GPU of 141 GB)."""
+    log = read(
+        "INFO 11-28 15:27:15 [scheduler.py:216] Chunked prefill is enabled with max_num_batched_tokens=2048.\n"
+        "(APIServer pid=155) INFO 11-28 15:27:15 [api_server.py:1977] vLLM API server version 0.11.2\n"
+        "(APIServer pid=155) INFO 11-28 15:27:22 [scheduler.py:216] Chunked prefill is enabled with "
+        "max_num_batched_tokens=8192.\n"
+    )
+    assert (log.settings.max_num_batched_tokens, log.notes) == (8192, ())
+
+
 def test_a_sentence_that_a_page_broke_is_whole_again() -> None:
     refused = (
         "▎ ValueError: To serve at least one request with the model's max seq len (196608),\n▎ 23.25 GiB KV cache is\n"
