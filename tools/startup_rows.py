@@ -268,6 +268,7 @@ def row_settings(row: Row) -> ServingSettings:
         has_flashinfer="flashinfer" in (notes + row["verbatim"]).lower(),
         enable_prefix_caching=_switch(notes, "enable_prefix_caching"),
         warm_start=_switch(notes, "warm_start") or False,
+        expandable_segments="expandable" in notes,
         language_model_only=_is_text_only(notes + row["verbatim"]),
         limit_mm_per_prompt=_item_limits(notes),
         enable_lora=_switch(notes, "enable_lora") or False,

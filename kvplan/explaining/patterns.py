@@ -170,6 +170,11 @@ NUMBER_SETTINGS: tuple[tuple[str, str], ...] = (
     ("num_speculative_tokens", r"""(?:num_speculative_tokens|num_spec_tokens)['"]?[=:]\s*(\d{1,15})(?!\d)"""),
     ("decode_context_parallel_size", r"""decode_context_parallel_size['"]?[=:]\s*(\d{1,15})(?!\d)"""),
 )
+EXPANDABLE = re.compile(
+    r"(?<!setting )(?<!with )PYTORCH_(?:CUDA_)?ALLOC_CONF['\"]?\s{0,3}[=:]\s{0,3}['\"]?[\w:,.]{0,80}?"
+    r"expandable_segments:True"
+)
+"""The variable as a command or a file of services sets it; PyTorch and vLLM advise it, or warn of it, in sentences."""
 SERVER_BEGINS = "vLLM API server version"
 DEFAULT_STEP = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=\d+")
 """Before the server begins, vLLM 0.11 prints it of the defaults, which it makes to list its options."""

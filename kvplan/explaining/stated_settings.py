@@ -125,6 +125,8 @@ def _switches(text: str) -> dict[str, Any]:
         found["language_model_only"] = True
     if patterns.FOUND_COMPILED.search(text) and not patterns.COMPILED.search(text):
         found["warm_start"] = True
+    if patterns.EXPANDABLE.search(text):
+        found["expandable_segments"] = True
     if patterns.NO_GRAPH_ESTIMATE in text and "profiling is disabled" in text:
         found["estimate_cudagraphs"] = False
     found["has_flashinfer"] = "Using FlashInfer for top-p & top-k sampling" in text

@@ -53,6 +53,7 @@ from kvplan.estimate.vllm.offloading import offloaded_bytes
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings, resolve_settings
 from kvplan.estimate.vllm.weights import (
+    AllocatorKind,
     WeightShare,
     buffer_bytes_per_token,
     loaded_beside,
@@ -326,10 +327,10 @@ def _rank_parts(
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     experts = expert_layout(spec, gpu, release) if is_padded else ExpertLayout()
-    splits_large = release.splits_large_weights or gpu.vendor != "nvidia"
+    allocator = _allocator(gpu, settings, release)
     repeats = repeats_block_scales(gpu)
     loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, experts, repeats)
-    key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, splits_large, release)
+    key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, allocator, release)
     if key in known.parts:
         return known.parts[key]
     layers = as_attended(spec, release).layers[part.start : part.stop]
@@ -343,15 +344,15 @@ def _rank_parts(
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
         expert_layout=experts,
-        splits_large=splits_large,
+        allocator=allocator,
         repeats_block_scales=repeats,
         absorbs_latents=release.v1 and release.latent_cache,
         qwen3_positions=release.qwen3_positions,
     )
     segment_bytes = 0
-    if not splits_large:
+    if allocator == "limited":
         from_plain = spec.quantization is None and quantization == "fp8"
-        share = WeightShare(settings.dtype, formats, layout, expert_layout=experts, splits_large=False)
+        share = WeightShare(settings.dtype, formats, layout, expert_layout=experts, allocator=allocator)
         beside, segment_bytes = loaded_beside(as_stored, part, share, from_plain=from_plain)
         weight_bytes += beside if from_plain else 0
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
@@ -363,7 +364,7 @@ def _rank_parts(
             settings.dtype,
             settings.max_model_len,
             absorbs_latents=release.v1,
-            splits_large=splits_large,
+            allocator=allocator,
             repeats_block_scales=repeats,
         )
         layers += cached_layers(spec.drafter)
@@ -373,6 +374,12 @@ def _rank_parts(
     found = RankParts(layers, _distinct(layers), weight_bytes, blocks, buffers, segment_bytes)
     known.parts[key] = found
     return found
+
+
+def _allocator(gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> AllocatorKind:
+    if settings.expandable_segments:
+        return "expandable"
+    return "splitting" if release.splits_large_weights or gpu.vendor != "nvidia" else "limited"
 
 
 def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import Literal
 
 from kvplan.catalog.spec import (
     CompressedAttention,
@@ -31,6 +32,9 @@ _NUMBER_BYTES = 4
 _SCALE_ROWS = 256
 """What the rows of swizzled scales are padded to a multiple of."""
 _PLAIN_EXPERTS = ExpertLayout()
+
+
+AllocatorKind = Literal["splitting", "limited", "expandable"]
 
 
 class StoredFormats:
@@ -84,13 +88,17 @@ class WeightShare:
     """
     expert_layout: ExpertLayout = _PLAIN_EXPERTS
     """How MXFP4 experts are laid out."""
-    splits_large: bool = True
-    """Whether what a large tensor leaves of its last step of memory is split off for others, as in other engines.
+    allocator: AllocatorKind = "splitting"
+    """What becomes of what a large tensor leaves of its last step of memory.
 
-    From vLLM 0.21 on the weights are loaded with ``max_split_size_mb`` of 20 (vllm/v1/worker/gpu_worker.py,
+    splitting: it is split off for others, as in other engines.
+    limited: from vLLM 0.21 on the weights are loaded with ``max_split_size_mb`` of 20 (vllm/v1/worker/gpu_worker.py,
     Worker.load_model and _scoped_allocator_max_split; pull request 41268), on NVIDIA's GPUs alone. PyTorch splits no
     piece for a request of that size or more (c10/cuda/CUDACachingAllocator.cpp, should_split), so that such a tensor
     keeps whole steps of 2 MiB.
+    expandable: with ``expandable_segments`` of PyTorch there are no steps: any rest is split off (should_split). P032
+    and Z013 of tests/data/vllm_startups.csv have 9.01 GiB of weights on each of two GPUs, as the checkpoint has, and
+    not 9.15.
     """
     repeats_block_scales: bool = False
     """Whether a block's scale is repeated for each of its rows, in the model's dtype (``repeats_block_scales``)."""
@@ -116,7 +124,7 @@ def rank_weight_bytes(
     absorbs_latents: bool = False,
     qwen3_positions: int = 4,
     expert_layout: ExpertLayout = _PLAIN_EXPERTS,
-    splits_large: bool = True,
+    allocator: AllocatorKind = "splitting",
     repeats_block_scales: bool = False,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
@@ -135,7 +143,7 @@ def rank_weight_bytes(
         in_float32=in_float32,
         absorbs_latents=absorbs_latents,
         expert_layout=expert_layout,
-        splits_large=splits_large,
+        allocator=allocator,
         repeats_block_scales=repeats_block_scales,
     )
     scale = stored_scale(spec, dtype)
@@ -162,7 +170,7 @@ def loaded_beside(spec: ModelSpec, layers: range, plain: WeightShare, *, from_pl
     """Replay how ``layers`` are loaded: bytes that they take beside their tensors, and leave free in PyTorch.
 
     The second lies in segments that are partly in use and cannot be given back. vLLM makes all modules, layer by layer,
-    with a limit to splitting (``WeightShare.splits_large``).
+    with a limit to splitting (``WeightShare.allocator``).
 
     from_plain: the format is made while loading. Each module is made when the file has given all its tensors, in the
     model's dtype first. The piece that this leaves may be larger than the quantized module that takes it next, and is
@@ -432,7 +440,7 @@ def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
     """Bytes as PyTorch's allocator counts them: a large tensor takes whole steps of 2 MiB.
 
     What is left of the last step counts when it is at most 1 MiB: more than that is split off and used for others, if
-    the tensor may be split from (``WeightShare.splits_large``).
+    the tensor may be split from (``WeightShare.allocator``).
     vLLM merges q, k and v, and gate and up, into one tensor each; scales are tensors of their own.
     """
     return sum(_rounded(size, share) for made in _made_tensors(tensors, share) for size in (made.packed, made.others))
@@ -479,8 +487,8 @@ def _merged_name(name: str) -> str | None:
 
 
 def _rounded(size: int, share: WeightShare) -> int:
-    if size < _LARGE_ALLOCATION:
+    if size < _LARGE_ALLOCATION or share.allocator == "expandable":
         return size
     left = -size % _SEGMENT_STEP
-    is_split = left > _SPLIT_ABOVE and (share.splits_large or size < _NEVER_SPLIT_FROM)
+    is_split = left > _SPLIT_ABOVE and (share.allocator == "splitting" or size < _NEVER_SPLIT_FROM)
     return size if is_split else size + left
