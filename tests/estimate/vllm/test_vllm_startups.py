@@ -67,7 +67,6 @@ def test_every_row_whose_config_can_be_had_is_scored(scores) -> None:  # type: i
                 "no profile of the GPU",
                 "The slots of",
                 "It is not known how vLLM 0.29.0 keeps indexer keys",  # P048 and P049
-                "mlp.down_proj has 2,112 inputs",  # P042: the group of its checkpoint is not known
             )
         )
         for reason in reasons
