@@ -468,6 +468,12 @@ class ServingSettings:
         kind="flag",
         panel=MEMORY_PANEL,
     )
+    expandable_segments: bool = _knob(
+        False,
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is set: tensors take no whole steps of memory.",
+        kind="flag",
+        panel=MEMORY_PANEL,
+    )
     language_model_only: bool = _knob(
         False,
         "Without vision and audio towers, as vLLM's option of the same name.",

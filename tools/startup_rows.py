@@ -98,7 +98,7 @@ _FORMAT_SUFFIXES = {
     "nvfp4": "nvfp4",
 }
 _FORMAT = re.compile(rf"[-_.](quantized[-_.])?({'|'.join(sorted(_FORMAT_SUFFIXES, key=len, reverse=True))})$")
-_TUNED = re.compile(r"[-_](instruct|chat|it|hf|base|sft|dpo|qat|thinking|(instruct|thinking)-\d{4}|\d{4})$")
+_TUNED = re.compile(r"[-_](instruct|chat|it|pt|hf|base|sft|dpo|qat|thinking|(instruct|thinking)-\d{4}|\d{4})$")
 
 
 def base_name(model: str) -> tuple[str, str | None]:
@@ -245,7 +245,7 @@ def row_settings(row: Row) -> ServingSettings:
     notes = row["inferred"]
     if not row["gpu_memory_utilization"] and re.search(r"gmu is set .*not stated", notes):
         raise UsageError("a utilization that was set but is not stated")
-    graphs_off = "ESTIMATE_CUDAGRAPHS=0" in notes
+    estimates = re.search(r"ESTIMATE_CUDAGRAPHS=([01])", notes)
     dcp = re.search(r"(?:dcp|decode-context-parallel-size )(\d+)", notes)
     quantization = row["quantization"] if row["quantization"] not in ("", "none") else "auto"
     return ServingSettings(
@@ -264,10 +264,11 @@ def row_settings(row: Row) -> ServingSettings:
         enforce_eager=row["enforce_eager"].lower() == "true",
         num_speculative_tokens=_speculative_tokens(notes),
         device_memory_bytes=int(total * GIB) if total is not None else None,
-        estimate_cudagraphs=False if graphs_off else None,
+        estimate_cudagraphs=estimates.group(1) == "1" if estimates else None,
         has_flashinfer="flashinfer" in (notes + row["verbatim"]).lower(),
         enable_prefix_caching=_switch(notes, "enable_prefix_caching"),
         warm_start=_switch(notes, "warm_start") or False,
+        expandable_segments="expandable" in notes,
         language_model_only=_is_text_only(notes + row["verbatim"]),
         limit_mm_per_prompt=_item_limits(notes),
         enable_lora=_switch(notes, "enable_lora") or False,

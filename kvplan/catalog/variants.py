@@ -105,6 +105,16 @@ _FP8_OF_OTHERS: Final = NamedFormat(
 )
 """``-FP8`` alone: Qwen publishes blocks, NVIDIA and Red Hat one scale per tensor."""
 
+_AWQ_OF_CYANKIWI: Final = NamedFormat(
+    r"-awq(?:-(?:int4|4bit))?",
+    "AWQ in compressed-tensors, 4 bits in groups of 32",
+    _packed(4, strategy="group", group_size=32, symmetric=False),
+)
+"""After the shipped profile of theirs; P042 of tests/data/vllm_startups.csv has a width that is no multiple of 128."""
+_IN_SMALL_GROUPS: Final = ("cyankiwi", "cpatonn")
+_TRAINED_FOR_IT: Final = "-qat"
+"""Trained with the format in mind, which changes no shape."""
+
 _FP8_OF_META: Final = NamedFormat(
     r"-fp8",
     "fp8, one scale per channel; the attention and the first and last layers in 16 bits",
@@ -252,10 +262,11 @@ def _shape(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, A
 
 
 def _split(last: str, organisation: str) -> tuple[str, NamedFormat | None]:
-    for stored in (*_FORMATS, _fp8(last, organisation)):
+    own = (_AWQ_OF_CYANKIWI,) if organisation in _IN_SMALL_GROUPS else ()
+    for stored in (*own, *_FORMATS, _fp8(last, organisation)):
         match = re.fullmatch(rf"(.+?)(?:{stored.pattern})", last)
         if match:
-            return match.group(1), stored
+            return match.group(1).removesuffix(_TRAINED_FOR_IT), stored
     return last, None
 
 

@@ -56,6 +56,7 @@ _OF_VLLM: Final = (
     "limit_mm_per_prompt",
     "skip_mm_profiling",
     "warm_start",
+    "expandable_segments",
     "pp_layer_partition",
     "decode_context_parallel_size",
 )

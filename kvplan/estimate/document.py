@@ -179,6 +179,7 @@ _OPTIONS: Final = (
     "limit_mm_per_prompt",
     "skip_mm_profiling",
     "warm_start",
+    "expandable_segments",
 )
 """Settings that change what the figures are made of; as asked for, null where the engine decides."""
 

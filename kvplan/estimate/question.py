@@ -61,6 +61,7 @@ ESTIMATE_SETTINGS: Final = (
     "cpu_offload_gb",
     "skip_mm_profiling",
     "warm_start",
+    "expandable_segments",
     "max_num_seqs",
     "max_num_batched_tokens",
     "speculative_model",

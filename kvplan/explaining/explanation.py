@@ -46,6 +46,7 @@ EXPLAIN_SETTINGS = (
     "enable_prefix_caching",
     "language_model_only",
     "warm_start",
+    "expandable_segments",
 )
 """Settings that a user can give beside a log."""
 _SMALL_GAIN = 0.02

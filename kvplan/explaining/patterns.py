@@ -170,6 +170,14 @@ NUMBER_SETTINGS: tuple[tuple[str, str], ...] = (
     ("num_speculative_tokens", r"""(?:num_speculative_tokens|num_spec_tokens)['"]?[=:]\s*(\d{1,15})(?!\d)"""),
     ("decode_context_parallel_size", r"""decode_context_parallel_size['"]?[=:]\s*(\d{1,15})(?!\d)"""),
 )
+EXPANDABLE = re.compile(
+    r"(?<!setting )(?<!with )PYTORCH_(?:CUDA_)?ALLOC_CONF['\"]?\s{0,3}[=:]\s{0,3}['\"]?[\w:,.]{0,80}?"
+    r"expandable_segments:True"
+)
+"""The variable as a command or a file of services sets it; PyTorch and vLLM advise it, or warn of it, in sentences."""
+SERVER_BEGINS = "vLLM API server version"
+DEFAULT_STEP = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=\d+")
+"""Before the server begins, vLLM 0.11 prints it of the defaults, which it makes to list its options."""
 SWITCHES = ("enforce_eager", "enable_prefix_caching")
 TEXT_ONLY = ("running in text-only mode", "'language_model_only': True")
 FOUND_COMPILED = re.compile(r"Directly load (?:AOT compilation|the compiled graph)")
@@ -224,6 +232,12 @@ GPUS_IN_WORDS = re.compile(
 """GPUs as people name them, where no driver does."""
 OF_AN_ENGINE = re.compile(r"\[\w{1,60}\.py:\d{1,6}\]|\bpid=\d|_name=")
 FLASH_ATTENTION = r"Using FlashAttention version (\d)"
+CAPABILITY = re.compile(
+    r"SymmMemCommunicator: Device capability (\d{1,2})\.(\d) not supported"
+    r"|/flashinfer_autotune_cache/[\w.+]{1,40}/(\d{1,2})(\d)a?/"
+)
+"""vLLM names it where ranks reduce together and no kernel is for it, and FlashInfer in the path of its cache (``89``,
+``121a``; ``120f`` is a family's)."""
 PLATFORMS: tuple[tuple[str, str], ...] = (
     (
         "rocm",
@@ -282,6 +296,8 @@ STOPPED = re.compile(
     r"|Received sigquit from a child process|Worker failed with error|died unexpectedly"
 )
 """What says that the engine is gone, whatever ended it."""
+TOLD_TO_STOP = re.compile(r"\[shutdown\] (?:EngineCore: trigger received signal|API server: shutdown triggered)")
+"""What vLLM says, from 0.23 on, when it is stopped from outside; that the engine is gone then follows from it."""
 RAISED = re.compile(r"(?<![\w.])((?:\w{1,40}\.){0,6}\w{0,80}(?:Error|Exception): .{1,500})")
 ENDED_BY = re.compile(
     r"^(?:\W{0,4}\w{1,20} ?\|)?(?:\([^)\n]{1,60}\) ?)?(?:ERROR [^\[\n]{1,40}\[[^\]\n]{1,80}\] ?|\W{0,6})"

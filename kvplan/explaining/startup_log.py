@@ -94,6 +94,7 @@ class StartupLog:
     gpu_names: tuple[str, ...] = ()
     platform: str | None = None
     flash_attention: int | None = None
+    capability: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -143,6 +144,7 @@ def parse_startup_log(text: str) -> StartupLog:
         gpu_names=_gpu_names(text),
         platform=next((name for name, pattern in patterns.PLATFORMS if re.search(pattern, text)), None),
         flash_attention=_flash_attention(text),
+        capability=_capability(text),
         notes=stated.notes,
         **counts,
     )
@@ -200,9 +202,16 @@ def _flash_attention(text: str) -> int | None:
     return int(version.group(1)) if version else None
 
 
+def _capability(text: str) -> str | None:
+    """The compute capability of an NVIDIA GPU, ``8.9``."""
+    found = {".".join(filter(None, numbers)) for numbers in patterns.CAPABILITY.findall(text)}
+    return found.pop() if len(found) == 1 else None
+
+
 def _crash(text: str) -> str | None:
     """The error that ended an engine: the first that is not only a report of another one.
 
+    None where it was told to stop, and reports no more than that it did.
     An engine that does not say that it is gone has ended, too, where an error stands alone and nothing says it serves.
     """
     gone, killed = patterns.STOPPED.search(text), patterns.KILLED.search(text)
@@ -213,7 +222,9 @@ def _crash(text: str) -> str | None:
         alone = None if patterns.UP.search(text) else patterns.ENDED_BY.search(text)
         return None if alone is None else alone.group(1).strip()
     told = (error for error in raised if not any(words in error for words in patterns.SECONDHAND))
-    return next(told, gone.group(0)).strip()
+    ordered = patterns.TOLD_TO_STOP.search(text, 0, gone.start())
+    first = next(told, None if ordered else gone.group(0))
+    return None if first is None else first.strip()
 
 
 def _count(text: str, name: str) -> int | None:

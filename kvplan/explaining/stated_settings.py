@@ -80,6 +80,9 @@ def _pasted(text: str) -> dict[str, list[Any]]:
 
 def _printed(text: str, notes: list[str], *, is_sglang: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    before, begins, after = text.partition(patterns.SERVER_BEGINS)
+    if begins:
+        text = patterns.DEFAULT_STEP.sub("", before) + begins + after
     for name, pattern in patterns.NAMES:
         values = [value for value in re.findall(pattern, text) if value not in patterns.NOTHING]
         if values:
@@ -122,6 +125,8 @@ def _switches(text: str) -> dict[str, Any]:
         found["language_model_only"] = True
     if patterns.FOUND_COMPILED.search(text) and not patterns.COMPILED.search(text):
         found["warm_start"] = True
+    if patterns.EXPANDABLE.search(text):
+        found["expandable_segments"] = True
     if patterns.NO_GRAPH_ESTIMATE in text and "profiling is disabled" in text:
         found["estimate_cudagraphs"] = False
     found["has_flashinfer"] = "Using FlashInfer for top-p & top-k sampling" in text

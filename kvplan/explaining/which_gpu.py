@@ -57,13 +57,18 @@ def fitting_gpus(log: StartupLog) -> FittingGpus:
 
 
 def _allowed(log: StartupLog) -> tuple[GpuProfile, ...]:
-    """Profiles of the platform that can be: bfloat16 takes compute capability 8.0, FlashAttention 3 is for 9.0."""
+    """Profiles of the platform that can be: bfloat16 takes compute capability 8.0, FlashAttention 3 is for 9.0.
+
+    Some lines name the capability itself.
+    """
     vendors = {"rocm": "amd", "xpu": "intel"}
     gpus = [gpu for gpu in load_gpus() if not gpu.is_cpu and gpu.vendor == vendors.get(log.platform or "", gpu.vendor)]
     if log.settings.dtype == "bfloat16":
         gpus = [gpu for gpu in gpus if gpu.vendor != "nvidia" or float(gpu.compute_capability) >= 8]
     if log.platform is None and log.flash_attention == 3:
         gpus = [gpu for gpu in gpus if gpu.compute_capability == "9.0"]
+    if log.platform is None and log.capability is not None:
+        gpus = [gpu for gpu in gpus if gpu.compute_capability == log.capability]
     return tuple(gpus)
 
 

@@ -6,10 +6,14 @@ import pytest
 from data_rows import data_rows
 
 from kvplan.catalog import hub
+from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import find_profile, profiles, read_profile, resolve_model
 from kvplan.catalog.variants import find_variant
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.weights import format_label
+from kvplan.settings import ServingSettings
+from kvplan.units import GIB
 
 PROFILES = tuple(profiles())
 
@@ -206,3 +210,13 @@ def test_somebodys_model_is_not_the_librarys() -> None:
 def test_a_file_of_a_repository_is_sized_as_the_repository(name: str) -> None:
     spec = resolve_model(name)
     assert (spec.served_id, spec.sized_as) == ("unsloth/Qwen3-8B-GGUF", "Qwen/Qwen3-8B")
+
+
+def test_weights_that_training_was_told_of_have_the_models_shape() -> None:
+    """vLLM took 16.63 GiB for it (P042 of the start-ups), and has no kernel for groups of 128 of its 2,112 inputs."""
+    spec = resolve_model("cyankiwi/gemma-4-26B-A4B-it-qat-AWQ-INT4")
+    assert spec.quantization is not None
+    assert (spec.quantization.bits, spec.quantization.group_size) == (4, 32)
+    weights = predict_vllm(spec, find_gpu("gb10"), ServingSettings(dtype="float16"), "0.25.1").rank.weight_bytes
+    assert weights / GIB == pytest.approx(16.63, rel=0.04)
+    assert resolve_model("stelterlab/gemma-4-26B-A4B-it-AWQ").quantization.group_size == 128  # type: ignore[union-attr]

@@ -250,6 +250,21 @@ def test_an_error_that_is_not_about_memory_is_told_without_advice(text: str, sto
     assert (answer.log.stopped, answer.log.failure, answer.changes) == (stopped, None, ())
 
 
+def test_an_engine_that_was_told_to_stop_did_not_fail() -> None:
+    """The end of vllm.log of sostrowsk/dgx-spark-local-llm (0.25.1)."""
+    ended = (
+        "(EngineCore pid=23397) INFO 08-01 21:34:51 [core.py:1214] [shutdown] EngineCore: trigger received "
+        "signal=SIGTERM\n"
+        "(APIServer pid=23283) INFO 08-01 21:34:51 [launcher.py:100] [shutdown] API server: shutdown triggered\n"
+        "(APIServer pid=23283) ERROR 08-01 21:34:51 [async_llm.py:704] AsyncLLM output_handler failed.\n"
+    )
+    gone = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)\n"
+    figures = "GPU KV cache size: 94,135 tokens\n"
+    assert parse_startup_log(figures + ended + gone).stopped is None
+    assert parse_startup_log(figures + gone + ended).stopped == "EngineDeadError"
+    assert parse_startup_log(figures + ended + "KeyError: 'layers'\n" + gone).stopped == "KeyError: 'layers'"
+
+
 ODD_NUMBERS = [
     "9" * 300_000 + "\nModel loading took 1.0 GiB",
     "max_model_len=" + "9" * 5000 + "\nModel loading took 1.0 GiB",

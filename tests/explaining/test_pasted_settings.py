@@ -75,6 +75,31 @@ def test_places_that_disagree_are_told() -> None:
     assert twice.notes == ("The log has --max-num-seqs 8 and 16: 8, which stands first, counts.",)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_set"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True vllm serve org/m", True),
+        ("    environment:\n      - PYTORCH_ALLOC_CONF: 'max_split_size_mb:64,expandable_segments:True'", True),
+        ("If memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid it", False),
+        ("is incompatible with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True and", False),
+        ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False", False),
+    ],
+)
+def test_segments_that_grow_are_read_where_they_are_set(text: str, is_set: bool) -> None:
+    assert read(text).settings.expandable_segments is is_set
+
+
+def test_a_step_of_the_defaults_is_not_the_servers() -> None:
+    """The beginning of logs/vllm_server.log of faradawn/bench3 (0.11.2 on a GPU of 141 GB)."""
+    log = read(
+        "INFO 11-28 15:27:15 [scheduler.py:216] Chunked prefill is enabled with max_num_batched_tokens=2048.\n"
+        "(APIServer pid=155) INFO 11-28 15:27:15 [api_server.py:1977] vLLM API server version 0.11.2\n"
+        "(APIServer pid=155) INFO 11-28 15:27:22 [scheduler.py:216] Chunked prefill is enabled with "
+        "max_num_batched_tokens=8192.\n"
+    )
+    assert (log.settings.max_num_batched_tokens, log.notes) == (8192, ())
+
+
 def test_a_sentence_that_a_page_broke_is_whole_again() -> None:
     refused = (
         "▎ ValueError: To serve at least one request with the model's max seq len (196608),\n▎ 23.25 GiB KV cache is\n"

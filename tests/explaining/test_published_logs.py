@@ -151,6 +151,26 @@ def test_cards_of_one_size_are_not_told_apart(total: str, among: list[str]) -> N
     assert any(f"A GPU with {total} GiB, as in the log, may be" in note for note in answer.notes)
 
 
+@pytest.mark.parametrize(
+    ("line", "ids"),
+    [
+        (
+            "(Worker pid=71580) WARNING 08-29 10:54:14 [symm_mem.py:67] SymmMemCommunicator: Device capability 8.9 not "
+            "supported, communicator is not available.",
+            ["rtx-4090", "rtx-4090-d"],
+        ),
+        ("file: /root/.cache/vllm/flashinfer_autotune_cache/0.6.13/86/f/autotune_configs.json", ["a5000", "rtx-3090"]),
+        ("file: /root/.cache/vllm/flashinfer_autotune_cache/0.6.13/121a/f/autotune_configs.json", []),
+    ],
+)
+def test_a_compute_capability_tells_cards_of_one_size_apart(line: str, ids: list[str]) -> None:
+    """The first line is of results/coldstart/server_A.log of vitalyrodnenko/replay-sim (0.28.0)."""
+    log = parse_startup_log(TOTAL.format("23.52") + line + "\nAvailable KV cache memory: 10.65 GiB")
+    found = {gpu.id for gpu in fitting_gpus(log).profiles}
+    assert found >= set(ids)
+    assert {gpu.compute_capability for gpu in fitting_gpus(log).profiles} <= {log.capability}
+
+
 def test_nothing_is_compared_where_the_gpus_that_fit_differ() -> None:
     log = parse_startup_log("vLLM 0.25.1\n" + TOTAL.format("79.25") + "Available KV cache memory: 50.0 GiB")
     answer = explain_log(log, resolve_model("llama-3.1-8b"), None)

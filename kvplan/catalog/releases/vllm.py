@@ -73,6 +73,8 @@ class VllmRelease:
     reserves_latent_splits: bool
     long_index_prompts: int
     pads_wide_experts: bool
+    keeps_swizzled_scales: bool
+    swizzled_group_step: int
     expert_chunk_tokens: int | None
     projects_shared_keys: bool
     qwen3_positions: int

@@ -52,6 +52,11 @@ them; one on an H100 prints what the first runner would."""
 _WHOLE_LAYER_MIB, _WHOLE_LAYER_MIB_ON_HOPPER = 0.1, 0.2
 """The same of whole decode steps: what estimates of vLLM 0.18 to 0.29 have beyond pieces and the first capture, on
 A100, A6000, RTX 3090 Ti, 4090, 5090 and L40 (0.05 to 0.2), and on H100 (0.2 and 0.3)."""
+_REDUCTIONS_PER_LAYER, _REDUCTION_MIB = 2, 0.1
+"""What a captured all-reduce takes where NCCL runs it, which puts further nodes into a graph for each: by pull request
+2192 of vllm-project/vllm, which measured memory with NCCL (then 2.18) and with vLLM's own kernel, 0.18 to 0.24 MiB on
+A100, A30 and T4. Under 0.19 to 0.28 it is 0.09 to 0.13, by what four L40S (T020) and pairs of RTX 3090 (R010) have
+beyond one GPU; P025, P026 and P032, which were collected later, have 0.09 to 0.11."""
 
 
 def non_torch_bytes(
@@ -139,14 +144,24 @@ def cudagraph_bytes(
 
     whole: whether decode steps are captured whole, too. measured: whether the second runner estimates.
     """
+    reductions = _REDUCTIONS_PER_LAYER * _REDUCTION_MIB if _reduces_with_nccl(gpu, settings) else 0.0
     step = 1 + settings.num_speculative_tokens if whole else 1
     sizes = capture_sizes(largest, step)
     whole_sizes = sum(step <= size <= settings.max_num_seqs * step for size in sizes) if whole else 0
     on_hopper = compute_capability(gpu)[0] == _HOPPER
     whole_mib = _WHOLE_LAYER_MIB_ON_HOPPER if on_hopper else _WHOLE_LAYER_MIB
     pieces_mib = _MEASURED_PIECES_LAYER_MIB if measured and not on_hopper else _PIECES_LAYER_MIB
-    further = max(len(sizes) - 1, 0) * pieces_mib + max(whole_sizes - 1, 0) * whole_mib
+    further = max(len(sizes) - 1, 0) * (pieces_mib + reductions) + max(whole_sizes - 1, 0) * (whole_mib + reductions)
     return int(_FIRST_CAPTURE_GIB * GIB + num_layers * further * MIB)
+
+
+def _reduces_with_nccl(gpu: GpuProfile, settings: FilledSettings) -> bool:
+    """Whether vLLM leaves its own all-reduce off: for more than two GPUs without NVLink, and for two that cannot read
+    each other's memory (vllm/distributed/device_communicators/custom_all_reduce.py, CustomAllreduce.__init__)."""
+    ranks = settings.tensor_parallel_size
+    if ranks == 1 or gpu.vendor != "nvidia" or gpu.joins_by_nvlink(ranks):
+        return False
+    return ranks > 2 or not gpu.peer_access
 
 
 def requested_bytes(settings: FilledSettings, release: VllmRelease) -> int:

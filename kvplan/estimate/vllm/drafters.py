@@ -16,7 +16,7 @@ from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, blas_workspace_bytes, decoder_bytes
-from kvplan.estimate.vllm.weights import StoredFormats, rank_weight_bytes
+from kvplan.estimate.vllm.weights import AllocatorKind, StoredFormats, rank_weight_bytes
 from kvplan.estimate.weights import quantized_bytes, served_bytes
 from kvplan.settings import FilledSettings
 
@@ -47,7 +47,7 @@ def drafter_weight_bytes(
     max_model_len: int,
     *,
     absorbs_latents: bool = False,
-    splits_large: bool = True,
+    allocator: AllocatorKind = "splitting",
     repeats_block_scales: bool = False,
 ) -> int:
     """Bytes of the drafter on one rank of the last stage.
@@ -68,7 +68,7 @@ def drafter_weight_bytes(
         formats=formats,
         max_model_len=max_model_len,
         absorbs_latents=absorbs_latents,
-        splits_large=splits_large,
+        allocator=allocator,
         repeats_block_scales=repeats_block_scales,
     )
     if is_own:

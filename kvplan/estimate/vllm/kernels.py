@@ -9,6 +9,7 @@ vllm/model_executor/layers/quantization/mxfp4.py, later vllm/model_executor/laye
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -34,8 +35,8 @@ INDEXER_LOGIT_BYTES = 512 * MIB
 """What the profile run sets aside for the scores of a sparse indexer (VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)."""
 
 _EIGHT_BIT_FLOATS_FROM = (8, 9)
-MXFP4_HIDDEN_STEP = 256
-MXFP4_INNER_STEP = 64
+_SWIZZLED_MODELS = ("GptOssForCausalLM",)
+_PADDED_HIDDEN_STEP = 256
 _MARLIN_INNER_STEP, _WIDE_INNER_STEP = 128, 256
 
 
@@ -228,12 +229,40 @@ def repeats_block_scales(gpu: GpuProfile) -> bool:
     return (0, 0) < compute_capability(gpu) < _EIGHT_BIT_FLOATS_FROM
 
 
-def mxfp4_inner_step(gpu: GpuProfile, release: VllmRelease) -> int:
-    """What a rank's inner width of MXFP4 experts is padded to a multiple of: Triton on Hopper, FlashInfer on Blackwell
-    data-centre GPUs, Marlin on the other NVIDIA GPUs, AITER on AMD's."""
+@dataclass(frozen=True, slots=True)
+class ExpertLayout:
+    """How a kernel wants stacked MXFP4 experts: widths are padded to a multiple of the steps.
+
+    Triton's kernels on Hopper take the hidden width as it is. Their scales are swizzled, with rows padded to 256 and
+    groups to ``group_step`` (vllm/third_party/triton_kernels/tensor_details/layout_details/hopper_scale.py), and the
+    biases are made float32 (convert_gpt_oss_weight_to_mxfp4_moe_kernel_format).
+
+    keeps_scales: whether the checkpoint's scales stay beside the swizzled ones.
+    """
+
+    inner_step: int = 64
+    hidden_step: int = _PADDED_HIDDEN_STEP
+    is_swizzled: bool = False
+    group_step: int = 1
+    keeps_scales: bool = False
+
+
+def expert_layout(spec: ModelSpec, gpu: GpuProfile, release: VllmRelease) -> ExpertLayout:
+    """Triton's on Hopper, FlashInfer's on Blackwell data-centre GPUs, Marlin's on other NVIDIA GPUs, AITER's on AMD's.
+
+    Triton takes gpt-oss alone (vllm/model_executor/layers/fused_moe/oracle/mxfp4.py, _get_priority_backends); what is
+    padded for another model on Hopper was not read.
+    """
     major = compute_capability(gpu)[0]
     if major == 9:
-        return MXFP4_INNER_STEP
+        if spec.architecture not in _SWIZZLED_MODELS:
+            return ExpertLayout()
+        return ExpertLayout(
+            hidden_step=1,
+            is_swizzled=True,
+            group_step=release.swizzled_group_step,
+            keeps_scales=release.keeps_swizzled_scales,
+        )
     if major == 0 or (major == 10 and release.pads_wide_experts):
-        return _WIDE_INNER_STEP
-    return _MARLIN_INNER_STEP
+        return ExpertLayout(inner_step=_WIDE_INNER_STEP)
+    return ExpertLayout(inner_step=_MARLIN_INNER_STEP)

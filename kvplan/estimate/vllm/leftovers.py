@@ -56,7 +56,7 @@ def profile_leftovers(
     samples: bool = True,
 ) -> Leftovers:
     """Return what a rank with ``parts`` keeps; nothing where the release's budget counts tensors alone."""
-    if not release.counts_runner_state:
+    if not release.counts_runner_state or resolved.serving.expandable_segments or gpu.vendor != "nvidia":
         return Leftovers()
     memory = CachingAllocator.with_pieces(parts.free_pieces, _LOADING_SPLITS_BELOW)
     if samples and resolved.second_runner:

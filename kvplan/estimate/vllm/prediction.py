@@ -38,12 +38,12 @@ from kvplan.estimate.vllm.groups import (
     printed_blocks_per_request,
 )
 from kvplan.estimate.vllm.kernels import (
-    MXFP4_INNER_STEP,
+    ExpertLayout,
     attention_workspace_bytes,
     captures_whole_steps,
     check_pooled_keys,
+    expert_layout,
     index_graph_bytes,
-    mxfp4_inner_step,
     needs_block_per_sequence,
     repeats_block_scales,
 )
@@ -54,6 +54,7 @@ from kvplan.estimate.vllm.offloading import offloaded_bytes
 from kvplan.estimate.vllm.runners import kept_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings, resolve_settings
 from kvplan.estimate.vllm.weights import (
+    AllocatorKind,
     WeightShare,
     buffer_bytes_per_token,
     loaded_beside,
@@ -331,11 +332,11 @@ def _rank_parts(
     cached = (settings.kv_cache_dtype, settings.block_size, settings.encoder_tokens, resolved.state_chunk)
     # Only padded experts differ between GPUs; for other models a search over GPUs finds the parts in the memo.
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
-    inner_step = mxfp4_inner_step(gpu, release) if is_padded else MXFP4_INNER_STEP
-    splits_large = release.splits_large_weights or gpu.vendor != "nvidia"
+    experts = expert_layout(spec, gpu, release) if is_padded else ExpertLayout()
+    allocator = _allocator(gpu, settings, release)
     repeats = repeats_block_scales(gpu)
-    loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, inner_step, repeats)
-    key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, splits_large, release)
+    loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, experts, repeats)
+    key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, allocator, release)
     if key in known.parts:
         return known.parts[key]
     layers = as_attended(spec, release).layers[part.start : part.stop]
@@ -348,16 +349,16 @@ def _rank_parts(
         formats=formats,
         max_model_len=settings.max_model_len,
         with_towers=not settings.language_model_only,
-        expert_inner_step=inner_step,
-        splits_large=splits_large,
+        expert_layout=experts,
+        allocator=allocator,
         repeats_block_scales=repeats,
         absorbs_latents=release.v1 and release.latent_cache,
         qwen3_positions=release.qwen3_positions,
     )
     free_pieces: tuple[int, ...] = ()
-    if not splits_large:
+    if allocator == "limited":
         from_plain = spec.quantization is None and quantization == "fp8"
-        share = WeightShare(settings.dtype, formats, layout, expert_inner_step=inner_step, splits_large=False)
+        share = WeightShare(settings.dtype, formats, layout, expert_layout=experts, allocator=allocator)
         is_plain = spec.quantization is None and not from_plain and not spec.extras and not spec.further_ropes
         rope = rope_table_bytes(spec, settings.dtype, settings.max_model_len, release.qwen3_positions)
         beside, free_pieces = loaded_beside(
@@ -373,7 +374,7 @@ def _rank_parts(
             settings.dtype,
             settings.max_model_len,
             absorbs_latents=release.v1,
-            splits_large=splits_large,
+            allocator=allocator,
             repeats_block_scales=repeats,
         )
         layers += cached_layers(spec.drafter)
@@ -383,6 +384,12 @@ def _rank_parts(
     found = RankParts(layers, _distinct(layers), weight_bytes, blocks, buffers, free_pieces)
     known.parts[key] = found
     return found
+
+
+def _allocator(gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> AllocatorKind:
+    if settings.expandable_segments:
+        return "expandable"
+    return "splitting" if release.splits_large_weights or gpu.vendor != "nvidia" else "limited"
 
 
 def _distinct(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:

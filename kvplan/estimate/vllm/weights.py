@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
+from typing import Literal
 
 from kvplan.catalog.spec import (
     CompressedAttention,
@@ -19,7 +20,7 @@ from kvplan.catalog.spec import (
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.kernels import MXFP4_HIDDEN_STEP, MXFP4_INNER_STEP
+from kvplan.estimate.vllm.kernels import ExpertLayout
 from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
@@ -28,6 +29,12 @@ from kvplan.units import MIB
 
 _VOCAB_PADDING = 64
 _NUMBER_BYTES = 4
+_SCALE_ROWS = 256
+"""What the rows of swizzled scales are padded to a multiple of."""
+_PLAIN_EXPERTS = ExpertLayout()
+
+
+AllocatorKind = Literal["splitting", "limited", "expandable"]
 
 
 class StoredFormats:
@@ -79,15 +86,19 @@ class WeightShare:
     (process_weights_after_loading of latent attention: vllm/v1/attention/backends/mla/common.py, later
     vllm/model_executor/layers/attention/mla_attention.py; read in 0.8.0 to 0.33.0).
     """
-    expert_inner_step: int = MXFP4_INNER_STEP
-    """What the inner width of MXFP4 experts is padded to a multiple of."""
-    splits_large: bool = True
-    """Whether what a large tensor leaves of its last step of memory is split off for others, as in other engines.
+    expert_layout: ExpertLayout = _PLAIN_EXPERTS
+    """How MXFP4 experts are laid out."""
+    allocator: AllocatorKind = "splitting"
+    """What becomes of what a large tensor leaves of its last step of memory.
 
-    From vLLM 0.21 on the weights are loaded with ``max_split_size_mb`` of 20 (vllm/v1/worker/gpu_worker.py,
+    splitting: it is split off for others, as in other engines.
+    limited: from vLLM 0.21 on the weights are loaded with ``max_split_size_mb`` of 20 (vllm/v1/worker/gpu_worker.py,
     Worker.load_model and _scoped_allocator_max_split; pull request 41268), on NVIDIA's GPUs alone. PyTorch splits no
     piece for a request of that size or more (c10/cuda/CUDACachingAllocator.cpp, should_split), so that such a tensor
     keeps whole steps of 2 MiB.
+    expandable: with ``expandable_segments`` of PyTorch there are no steps: any rest is split off (should_split). P032
+    and Z013 of tests/data/vllm_startups.csv have 9.01 GiB of weights on each of two GPUs, as the checkpoint has, and
+    not 9.15.
     """
     repeats_block_scales: bool = False
     """Whether a block's scale is repeated for each of its rows, in the model's dtype (``repeats_block_scales``)."""
@@ -112,8 +123,8 @@ def rank_weight_bytes(
     in_float32: bool = True,
     absorbs_latents: bool = False,
     qwen3_positions: int = 4,
-    expert_inner_step: int = MXFP4_INNER_STEP,
-    splits_large: bool = True,
+    expert_layout: ExpertLayout = _PLAIN_EXPERTS,
+    allocator: AllocatorKind = "splitting",
     repeats_block_scales: bool = False,
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
@@ -131,8 +142,8 @@ def rank_weight_bytes(
         layout,
         in_float32=in_float32,
         absorbs_latents=absorbs_latents,
-        expert_inner_step=expert_inner_step,
-        splits_large=splits_large,
+        expert_layout=expert_layout,
+        allocator=allocator,
         repeats_block_scales=repeats_block_scales,
     )
     scale = stored_scale(spec, dtype)
@@ -161,7 +172,7 @@ def loaded_beside(
     """Replay how ``layers`` are loaded: bytes that they take beside their tensors, and pieces left free in PyTorch.
 
     The pieces are of segments that are partly in use and cannot be given back. vLLM makes all modules, layer by layer,
-    with a limit to splitting (``WeightShare.splits_large``).
+    with a limit to splitting (``WeightShare.allocator``).
 
     rope_bytes: the table of positions of a model with no other format and no tower, which the first layer's attention
     makes. Angles, cosines and sines in float32 are as large as the table in 16 bits, both side by side twice that
@@ -287,8 +298,10 @@ def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
         if stored.block_shape is not None and share.repeats_block_scales:
             columns = stored.block_shape[1]
             stored = replace(stored, granularity="group", group_size=columns, scale_dtype=share.dtype)
-        return quantized_bytes(_padded_shape(tensor, stored, share), stored)
-    size = _NUMBER_BYTES if tensor.in_float32 and share.in_float32 else element_bytes(share.dtype)
+        shape = _padded_shape(tensor, stored, share)
+        return quantized_bytes(shape, stored) + _swizzled_bytes(tensor, shape, stored, share)
+    in_float32 = tensor.in_float32 or (share.expert_layout.is_swizzled and _is_expert_bias(tensor))
+    size = _NUMBER_BYTES if in_float32 and share.in_float32 else element_bytes(share.dtype)
     return prod(rank_shape(tensor, share.layout, share.head_rows)) * size
 
 
@@ -296,20 +309,45 @@ def _padded_shape(tensor: Tensor, stored: QuantizationSpec, share: WeightShare) 
     """A quantized tensor on one rank."""
     shape = rank_shape(tensor, share.layout, share.head_rows)
     if stored.method == "mxfp4" and tensor.role == "expert":
-        return padded_experts(shape, tensor.split, share.expert_inner_step)
+        return padded_experts(shape, tensor.split, share.expert_layout)
     return shape
 
 
-def padded_experts(shape: tuple[int, ...], split: str, inner_step: int = MXFP4_INNER_STEP) -> tuple[int, ...]:
+def padded_experts(shape: tuple[int, ...], split: str, layout: ExpertLayout) -> tuple[int, ...]:
     """Stacked MXFP4 experts as vLLM lays them out: hidden and each rank's inner width padded to what its kernel takes.
 
-    The steps are those of estimate.vllm.kernels. The inner width is the output of gate and up, and the input of down.
+    The inner width is the output of gate and up, and the input of down.
     """
     if len(shape) < 3:
         return shape
-    inner_axis = len(shape) - 1 if split == "row" else len(shape) - 2
-    steps = [inner_step if axis == inner_axis else MXFP4_HIDDEN_STEP for axis in range(len(shape))]
-    return (*shape[:-2], *(-(-shape[axis] // steps[axis]) * steps[axis] for axis in (len(shape) - 2, len(shape) - 1)))
+    rows, columns = shape[-2:]
+    row_step, column_step = layout.inner_step, layout.hidden_step
+    if split == "row":
+        row_step, column_step = column_step, row_step
+    return (*shape[:-2], _round_up(rows, row_step), _round_up(columns, column_step))
+
+
+def _swizzled_bytes(tensor: Tensor, shape: tuple[int, ...], stored: QuantizationSpec, share: WeightShare) -> int:
+    """What swizzled scales take beyond the checkpoint's, and these where they stay beside them.
+
+    Gate and up are one matrix, whose rows are padded together.
+    """
+    layout = share.expert_layout
+    if not layout.is_swizzled or stored.method != "mxfp4" or tensor.role != "expert" or len(shape) < 3:
+        return 0
+    matrices, rows, groups = prod(shape[:-2]), shape[-2], shape[-1] // (stored.group_size or 1)
+    merged = 1 if tensor.split == "row" else 2
+    swizzled = _round_up(rows * merged, _SCALE_ROWS) * _round_up(groups, layout.group_step) // merged
+    kept = rows * groups if layout.keeps_scales else 0
+    return matrices * (swizzled - rows * groups + kept)
+
+
+def _is_expert_bias(tensor: Tensor) -> bool:
+    return tensor.role == "bias" and ".experts." in tensor.name
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
 
 
 def rank_shape(tensor: Tensor, layout: ParallelLayout, head_rows: int = 1) -> tuple[int, ...]:
@@ -427,7 +465,7 @@ def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
     """Bytes as PyTorch's allocator counts them: a large tensor takes whole steps of 2 MiB.
 
     What is left of the last step counts when it is at most 1 MiB: more than that is split off and used for others, if
-    the tensor may be split from (``WeightShare.splits_large``).
+    the tensor may be split from (``WeightShare.allocator``).
     vLLM merges q, k and v, and gate and up, into one tensor each; scales are tensors of their own.
     """
     return sum(_rounded(size, share) for made in _made_tensors(tensors, share) for size in (made.packed, made.others))
@@ -476,8 +514,8 @@ def _merged_name(name: str) -> str | None:
 
 
 def _rounded(size: int, share: WeightShare) -> int:
-    if size < _LARGE_ALLOCATION:
+    if size < _LARGE_ALLOCATION or share.allocator == "expandable":
         return size
     left = -size % _SEGMENT_STEP
-    is_split = left > _SPLIT_ABOVE and (share.splits_large or size < _NEVER_SPLIT_FROM)
+    is_split = left > _SPLIT_ABOVE and (share.allocator == "splitting" or size < _NEVER_SPLIT_FROM)
     return size if is_split else size + left

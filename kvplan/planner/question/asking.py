@@ -44,6 +44,7 @@ PLAN_SETTINGS: Final = (
     "limit_mm_per_prompt",
     "skip_mm_profiling",
     "warm_start",
+    "expandable_segments",
     "enable_lora",
     "max_loras",
     "max_lora_rank",

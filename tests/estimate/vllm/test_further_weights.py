@@ -134,9 +134,26 @@ def test_attention_reads_a_copy_of_a_quantized_upward_matrix(model: str, version
         formats=formats,
         max_model_len=8192,
         absorbs_latents=False,
-        splits_large=vllm_release(version).splits_large_weights,
+        allocator="splitting" if vllm_release(version).splits_large_weights else "limited",
     )
     assert found.rank.weight_bytes - without == copied * 2 // 8
+
+
+def test_segments_that_grow_leave_no_rests_of_large_tensors() -> None:
+    """Half of Qwen3-32B in AWQ: 9.01 GiB in P032's log, as in the checkpoint."""
+    spec, gpu = resolve_model("Qwen/Qwen3-32B-AWQ"), find_gpu("rtx-4090")
+    asked = ServingSettings(max_model_len=8192, tensor_parallel_size=2)
+    fixed, grown = (
+        predict_vllm(spec, gpu, replace(asked, expandable_segments=grows), "0.28.0") for grows in (False, True)
+    )
+    assert fixed.rank.weight_bytes / GIB == pytest.approx(9.15, abs=0.005)
+    assert grown.rank.weight_bytes / GIB == pytest.approx(9.01, abs=0.005)
+    assert grown.rank.segment_bytes == 0
+    before = [
+        predict_vllm(spec, gpu, replace(asked, expandable_segments=grows), "0.20.0").rank.weight_bytes
+        for grows in (False, True)
+    ]
+    assert before[1] < before[0] < fixed.rank.weight_bytes
 
 
 def test_parts_of_different_modules_are_allocated_apart() -> None:

@@ -201,7 +201,7 @@ def _group(gpu: str, version: str) -> str:
 
 
 def test_each_age_of_vllm_has_a_factor_of_its_own() -> None:
-    found = [_group("rtx-3090", version) for version in ("0.7", "0.19", "0.25", "0.30")]
+    found = [_group("rtx-4090", version) for version in ("0.7", "0.19", "0.25", "0.30")]
     assert found == ["older releases", "older releases", "plain, newer releases", "plain, newer releases"]
 
 
@@ -209,7 +209,7 @@ def test_plain_models_of_newer_releases_have_a_narrower_interval_than_others() -
     factors = startup_errors().factors
     assert factors["plain, newer releases"] < factors["newer releases"] < factors["audio inputs"] / 1.5
     found = {
-        version: _placed("llama-3.1-8b", "rtx-3090", version, quantization="fp8").kv_range
+        version: _placed("llama-3.1-8b", "rtx-4090", version, quantization="fp8").kv_range
         for version in ("0.19", "0.25")
     }
     groups = {

@@ -66,6 +66,7 @@ def test_every_row_whose_config_can_be_had_is_scored(scores) -> None:  # type: i
                 "a utilization",
                 "no profile of the GPU",
                 "The slots of",
+                "It is not known how vLLM 0.29.0 keeps indexer keys",  # P048 and P049
             )
         )
         for reason in reasons
@@ -131,8 +132,8 @@ OUTLIERS = {
 
 
 def test_no_other_row_is_far_off(scores) -> None:  # type: ignore[no-untyped-def]
-    """Those collected last (Q to Z, but V and W) are left as they were seen: docs/accuracy-details.md lists them."""
-    scored = [score for score in scores if score.grade == "A" and not score.id.startswith(tuple("QRTUXYZ"))]
+    """Those collected last (P to Z, but V and W) are left as they were seen: docs/accuracy-details.md lists them."""
+    scored = [score for score in scores if score.grade == "A" and not score.id.startswith(tuple("PQRTUXYZ"))]
     assert {score.id for score in scored if (score.token_error or 0) > 0.10} == set(OUTLIERS)
 
 
