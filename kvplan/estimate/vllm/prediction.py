@@ -261,15 +261,23 @@ def _rank_memory(
     spec, settings = known.spec, resolved.serving
     parts = _rank_parts(known, part, gpu, resolved, release)
     embeds, samples, num_layers = part.start == 0, part.stop == spec.num_layers, parts.num_layers
-    peak = activation_peak(
-        spec, parts.layer_kinds, gpu, resolved, release, num_layers=num_layers, embeds=embeds, samples=samples
-    )
     graphs = _graph_bytes(spec, parts, gpu, resolved, release)
     keeps_state = samples and resolved.second_runner and release.counts_runner_state
     given = settings.kv_cache_memory_bytes
     weights = parts.weight_bytes + parts.buffer_bytes_per_token * settings.max_num_batched_tokens
     weights += per_layer_input_bytes(spec, settings) + (stream_buffer_bytes(spec, settings) if samples else 0)
     offloaded = offloaded_bytes(spec, part, gpu, settings, weights)
+    peak = activation_peak(
+        spec,
+        parts.layer_kinds,
+        gpu,
+        resolved,
+        release,
+        num_layers=num_layers,
+        weight_bytes=weights - offloaded,
+        embeds=embeds,
+        samples=samples,
+    )
     segments = parts.segment_bytes if release.counts_runner_state else 0
     return RankMemory(
         weight_bytes=weights - offloaded,

@@ -49,44 +49,43 @@ class ImageSize:
     deepstack_outputs: int = 0
     held_width: int = 0
     for_each_sequence: bool = False
+    frames: int = 1
+    """Frames of a video, or tiles of an image, that the model takes in several batches: see ``scratch_bytes``."""
+    scratch_bytes: int = 0
+    """Bytes per patch by which the model decides how many frames it takes at once; 0 where it takes all."""
     turns_as_release: bool = False
     """Queries and keys are turned by the release's own function, in float32 or not."""
     video_items: int = 1
     """How many such images' pixels, patches and tokens the longest video has that releases with long videos profile."""
+    dummy_tokens: int = 0
+    """What the dummy item puts out, where that is less than ``tokens``."""
     gated_width: int = 0
     """Inner width of a gated MLP behind a norm that adds: wider than the attention where norms leave their inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionProfile:
-    """The encoder's dummy batch: ``peak_width`` elements are alive per patch at the widest point of the encoder."""
+    """The encoder's dummy batch in elements: its input, what is alive inside at the widest point, what it puts out."""
 
-    num_items: int
-    pixels_per_item: int
-    patches_per_item: int
-    tokens_per_item: int
-    peak_width: int
-    deepstack_outputs: int
-
-    def output_width(self, hidden_size: int) -> int:
-        """Elements per output token: the decoder's hidden size, and once more for each level that is fed deeper in."""
-        return hidden_size * (1 + self.deepstack_outputs)
+    pixels: int
+    inside: int
+    outputs: int
 
 
-def vision_profile(spec: ModelSpec, settings: FilledSettings, release: VllmRelease) -> VisionProfile | None:
-    """The encoder's part of the profile run; None for models without one, or whose image sizes are unknown."""
-    config = spec.raw_config
-    section = config.get("vision_config")
-    if not isinstance(section, Mapping) or settings.language_model_only or settings.skip_mm_profiling:
-        return None
-    reader = _READERS.get(str(config.get("model_type", "")))
-    image = reader(config, section) if reader is not None else None
-    if image is None or image.tokens < 1:
-        return None
+def vision_profile(
+    spec: ModelSpec, settings: FilledSettings, release: VllmRelease, *, weight_bytes: int = 0
+) -> VisionProfile | None:
+    """The encoder's part of the profile run; None for models without one, or whose image sizes are unknown.
+
+    weight_bytes: of the rank; what they leave free decides for some models how much the encoder takes at once.
+    """
     limits = modality_limits(settings.limit_mm_per_prompt)
     most, videos = limits.get("image", NO_LIMIT), limits.get("video", NO_LIMIT)
-    if not most and not videos:
+    image = _largest_item(spec, settings, limits) if most or videos else None
+    if image is None:
         return None
+    if image.frames > 1:
+        most = videos
     if release.profiles_long_videos and videos:
         longest = max(min(image.video_items, settings.max_model_len // image.tokens), 1)
         image, most = _repeated(image, longest), videos if longest > 1 else most
@@ -103,10 +102,49 @@ def vision_profile(spec: ModelSpec, settings: FilledSettings, release: VllmRelea
         held, inner = _GATED_HELD_WIDTHS * image.hidden_size, _GATED_INNER_WIDTHS * image.gated_width
         gated = replace(image, held_width=held, inner_width=inner)
         width = max(width, _width(gated, settings.tensor_parallel_size))
-    return VisionProfile(num_items, image.pixels, image.patches, image.tokens, width, image.deepstack_outputs)
+    inside = num_items * image.patches * width
+    if image.scratch_bytes:
+        free = settings.device_memory_bytes - (settings.reserved_bytes or 0) - weight_bytes
+        inside = _in_batches(image, num_items * image.frames, width, free, settings, release)
+    outputs = num_items * (image.dummy_tokens or image.tokens) * spec.hidden_size * (1 + image.deepstack_outputs)
+    return VisionProfile(num_items * image.pixels, inside, outputs)
 
 
-_GEMMA4_VIDEO_TOKENS = 32 * (70 + 2 + 6)
+def _largest_item(spec: ModelSpec, settings: FilledSettings, limits: Mapping[str, int]) -> ImageSize | None:
+    config = spec.raw_config
+    section = config.get("vision_config")
+    if not isinstance(section, Mapping) or settings.language_model_only or settings.skip_mm_profiling:
+        return None
+    model_type = str(config.get("model_type", ""))
+    reader = _READERS.get(model_type)
+    if model_type in _VIDEOS_AS_IMAGES and not limits.get("video", NO_LIMIT):
+        has_audio = isinstance(config.get("audio_config"), Mapping) and limits.get("audio", NO_LIMIT)
+        reader = None if has_audio else _VIDEOS_AS_IMAGES[model_type]
+    image = reader(config, section) if reader is not None else None
+    return None if image is None or image.tokens < 1 else image
+
+
+def _in_batches(
+    image: ImageSize, frames: int, width: int, free_bytes: int, settings: FilledSettings, release: VllmRelease
+) -> int:
+    """Elements alive where the encoder takes some of the ``frames`` at once and keeps what it made of those before.
+
+    As many as fit half of what is free and a tenth of the GPU, by its own estimate (_encoder_chunk in
+    vllm/model_executor/models/gemma4_mm.py, 0.22.1 to 0.33.0). Before, one by one, with what is estimated: positions
+    as int64 and in the model's dtype, 20 of its 32 bytes (F.one_hot in transformers before 5.10).
+    """
+    patches = image.patches // image.frames
+    if not release.encodes_frames_in_batches:
+        return patches * image.scratch_bytes * 10 // 32
+    budget = max(min(free_bytes // 2, settings.device_memory_bytes // 10), 0)
+    at_once = min(max(budget // (patches * image.scratch_bytes), 1), frames)
+    whole, rest = divmod(frames, at_once)
+    last = (whole - 1) * at_once * image.hidden_size + at_once * width
+    return patches * max(last, whole * at_once * image.hidden_size + rest * width if rest else 0)
+
+
+_GEMMA4_FRAMES, _GEMMA4_FRAME_TOKENS = 32, 70
+_GEMMA4_VIDEO_TOKENS, _GEMMA4_DUMMY_TOKENS = _GEMMA4_FRAMES * (_GEMMA4_FRAME_TOKENS + 2 + 6), _GEMMA4_FRAMES * 8 * 8
 """Of 32 frames, with marks and a time (vllm/model_executor/models/gemma4_mm.py, get_mm_max_tokens_per_item)."""
 
 
@@ -161,6 +199,55 @@ def _pixtral(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize
     merged = -(-rows // merge)
     # A token for every merged patch and a break after each row.
     return ImageSize(_square(side), rows * rows, merged * (merged + 1), hidden, _plain_width(section, hidden))
+
+
+def _gemma4_image(config: Mapping[str, Any], section: Mapping[str, Any], tokens: int = 0, frames: int = 1) -> ImageSize:
+    """One image or frame of a video, which goes through transformers' encoder, whole on every rank.
+
+    The widest point is the MLP: gate, up and their product or, where inputs and outputs are clipped, up twice. Beside
+    it are alive the encoder's and the layer's input, the residual and the norm's output, cosines and sines, and a mask
+    of a byte for every pair of patches (Gemma4VisionEncoder, read in 5.10 and 5.24; counted on the class itself in
+    tests/estimate/vllm/test_vllm_encoders.py).
+    """
+    patch, pool = _number(section, "patch_size", 16), _number(section, "pooling_kernel_size", 3)
+    hidden, head = _number(section, "hidden_size", 768), _number(section, "head_dim", 64)
+    tokens = tokens or _number(section, "default_output_length", 280)
+    patches = frames * tokens * pool * pool
+    return ImageSize(
+        pixels=patches * _square(patch),
+        patches=patches,
+        tokens=tokens,
+        hidden_size=hidden,
+        inner_width=0,
+        held_width=2 * hidden + 3 * _number(section, "intermediate_size", 3072) + 2 * head + patches // frames // 2,
+        frames=frames,
+        scratch_bytes=4 * 8 * _number(section, "position_embedding_size", 10240),
+    )
+
+
+def _gemma4(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    """A video of 32 frames, larger than an image of 280 tokens and a sound of 750 (gemma4_mm.py).
+
+    The dummy's frames are square: 24 of 25.1 patches a side are a multiple of 3, and 8 x 8 tokens are left of 70.
+    """
+    frame = _gemma4_image(config, section, _GEMMA4_FRAME_TOKENS, _GEMMA4_FRAMES)
+    return replace(frame, tokens=_GEMMA4_VIDEO_TOKENS, dummy_tokens=_GEMMA4_DUMMY_TOKENS)
+
+
+def _gemma4_unified(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    """The same video without an encoder: frame by frame, its pixels are projected (gemma4_unified.py)."""
+    side, width = _number(section, "model_patch_size", 48), _number(section, "mm_embed_dim", 3840)
+    patches = _GEMMA4_FRAMES * _GEMMA4_FRAME_TOKENS
+    return ImageSize(
+        pixels=patches * _square(side),
+        patches=patches,
+        tokens=_GEMMA4_VIDEO_TOKENS,
+        hidden_size=0,
+        inner_width=0,
+        held_width=width,
+        frames=_GEMMA4_FRAMES,
+        dummy_tokens=_GEMMA4_DUMMY_TOKENS,
+    )
 
 
 def _llama4(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
@@ -253,4 +340,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]]
     "qwen3_5_moe": _qwen_vl,
     "qwen4_exp": _qwen_vl,
     "dots_ocr": _dots,
+    "gemma4": _gemma4,
+    "gemma4_unified": _gemma4_unified,
 }
+_VIDEOS_AS_IMAGES = {"gemma4": _gemma4_image, "gemma4_unified": None}
+"""Models that take a video as images of its frames, and how one image is read; None where it takes next to nothing."""

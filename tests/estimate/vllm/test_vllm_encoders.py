@@ -1,0 +1,113 @@
+"""What encoders take in vLLM's profile run: counted on transformers' own classes where vLLM runs those."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvplan.catalog.devices.gpus import find_gpu
+from kvplan.catalog.models import resolve_model
+from kvplan.catalog.releases.vllm import vllm_release
+from kvplan.estimate.vllm.activation import cublas_bytes
+from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
+from kvplan.estimate.vllm.vision import vision_profile
+from kvplan.settings import ServingSettings
+from kvplan.units import GIB
+
+FRAMES, PATCHES = 2, 630
+
+
+def predict(model: str, gpu: str, version: str, **settings: object) -> VllmPrediction:
+    return predict_vllm(resolve_model(model), find_gpu(gpu), ServingSettings(**settings), version)  # type: ignore[arg-type]
+
+
+def peak_bytes(run: Callable[[], object], kept: list[Any]) -> int:
+    """The most bytes of tensors that are alive at once in ``run``, with the inputs ``kept`` and without weights."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Alive(TorchDispatchMode):
+        now = most = 0
+
+        def __init__(self, weights: set[int]) -> None:
+            super().__init__()
+            self.seen = weights
+
+        def take(self, made: object) -> None:
+            for each in tree_leaves(made):
+                storage = each.untyped_storage() if hasattr(each, "untyped_storage") else None
+                if storage is not None and storage._cdata not in self.seen:
+                    self.seen.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self.free, storage._cdata, storage.nbytes())
+            self.most = max(self.most, self.now)
+
+        def free(self, key: int, size: int) -> None:
+            self.seen.discard(key)
+            self.now -= size
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            self.take(made)
+            return made
+
+    module = kept.pop(0)
+    counted = Alive({each.untyped_storage()._cdata for each in (*module.parameters(), *module.buffers())})
+    with counted:
+        counted.take(kept)
+        run()
+    return counted.most
+
+
+@pytest.mark.parametrize("model", ["gemma-4-e2b", "gemma-4-31b"])
+def test_gemma_4s_frames_take_what_its_class_takes(model: str) -> None:
+    """vLLM runs transformers' class (gemma4_mm.py, _process_video_input); two layers are alive as many are."""
+    import torch
+    from transformers.models.gemma4 import Gemma4VisionConfig
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4VisionModel
+
+    section = dict(resolve_model(model).raw_config["vision_config"], num_hidden_layers=2)
+    section["rope_parameters"] = {"rope_theta": 100.0, "rope_type": "axial"}
+    tower = Gemma4VisionModel(Gemma4VisionConfig(**section)).to(torch.bfloat16).eval()
+    side = torch.arange(24)
+    places = torch.full((FRAMES, PATCHES, 2), -1)
+    places[:, : 24 * 24] = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1).reshape(-1, 2)
+    pixels = torch.rand(FRAMES, PATCHES, 3 * section["patch_size"] ** 2, dtype=torch.bfloat16)
+
+    @torch.no_grad()
+    def run() -> None:
+        padding = (places == -1).all(dim=-1)
+        inputs = tower.patch_embedder(pixels, places, padding)
+        tower.encoder(inputs_embeds=inputs, attention_mask=~padding, pixel_position_ids=places)
+
+    counted = peak_bytes(run, [tower, pixels, places])
+    found = predict(model, "h200", "0.29.0", max_model_len=4096, max_num_seqs=1, max_num_batched_tokens=2496)
+    profile = vision_profile(resolve_model(model), found.settings.serving, vllm_release("0.29.0"))
+    assert profile is not None
+    video = 2 * (profile.pixels + profile.inside)  # 32 frames, which an H200 takes at once
+    assert video * FRAMES / 32 == pytest.approx(counted, rel=0.005)
+
+
+def test_gemma_4s_frames_are_encoded_as_many_at_once_as_memory_lets() -> None:
+    """A tenth of an L4's 22.04 GiB holds 11 frames by vLLM's estimate, a T4's 7; before 0.22 it took one by one."""
+
+    def frames(gpu: str, version: str = "0.29.0", **settings: object) -> float:
+        found = predict("gemma-4-e2b", gpu, version, max_num_batched_tokens=2048, max_model_len=8192, **settings)
+        inside = found.rank.activation.encoder_bytes - cublas_bytes(find_gpu(gpu)) - 2 * 32 * PATCHES * 768
+        return inside / (2 * PATCHES * 768)
+
+    width = 4 + 3 * 4 + (2 * 64 + PATCHES // 2) / 768  # hidden widths; of the mask a byte, not two
+    assert frames("l4") == pytest.approx(11 * width + 11)  # the second batch, beside what the first left
+    assert frames("t4", dtype="float16") == pytest.approx(7 * width + 3 * 7)
+    assert frames("h200", version="0.20.0") * 768 == pytest.approx(10 * 10240)  # positions, one-hot
+
+
+def test_gemma_4s_capped_logits_are_twice_alive() -> None:
+    """X002: vLLM 0.28.0 on an L4 printed 0.27 GiB of peak activation, without cuBLAS's workspace, which stays."""
+    found = predict("google/gemma-4-E4B-it-qat-w4a16-ct", "l4", "0.28.0", max_model_len=32768)
+    peak = found.rank.activation
+    assert peak.decided_by == "sampler"
+    assert (peak.peak_bytes - cublas_bytes(find_gpu("l4"))) / GIB == pytest.approx(0.27, abs=0.005)
