@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.vllm.modalities import NO_LIMIT, as_limited, modality_limits
 from kvplan.settings import FilledSettings, ServingSettings
+
+ENCODERS: Final = frozenset(("vision", "audio", "encoder"))
+"""Kinds of ``ExtraModule`` that a request's images and sounds go through."""
 
 _CHANNELS = 3
 _RESIDUAL_WIDTHS = 2
@@ -141,6 +144,17 @@ def _in_batches(
     whole, rest = divmod(frames, at_once)
     last = (whole - 1) * at_once * image.hidden_size + at_once * width
     return patches * max(last, whole * at_once * image.hidden_size + rest * width if rest else 0)
+
+
+def has_uncounted_encoder(
+    spec: ModelSpec, settings: FilledSettings, release: VllmRelease, *, second_runner: bool
+) -> bool:
+    """Return whether the profile run encodes images, videos or sounds, and no reader here knows how large they are."""
+    if settings.language_model_only or settings.skip_mm_profiling:
+        return False
+    runs = release.second_runner_encoder or not second_runner
+    towers = {extra.kind for extra in spec.extras} & ENCODERS
+    return runs and bool(towers) and str(spec.raw_config.get("model_type", "")) not in _READERS
 
 
 _GEMMA4_FRAMES, _GEMMA4_FRAME_TOKENS = 32, 70
