@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.vllm.modalities import NO_LIMIT, as_limited, modality_limits
+from kvplan.paths import read_shipped
 from kvplan.settings import FilledSettings, ServingSettings
 
 ENCODERS: Final = frozenset(("vision", "audio", "encoder"))
@@ -53,9 +55,13 @@ class ImageSize:
     held_width: int = 0
     for_each_sequence: bool = False
     frames: int = 1
-    """Frames of a video, or tiles of an image, that the model takes in several batches: see ``scratch_bytes``."""
+    """Frames of a video, or tiles of an image."""
     scratch_bytes: int = 0
     """Bytes per patch by which the model decides how many frames it takes at once; 0 where it takes all."""
+    masks_all_pairs: bool = False
+    """Some releases mask the patches of all images against each other: an element for each pair."""
+    fills_context: bool = False
+    """A video is profiled that fills the context with frames like one of the image's ``frames`` tiles."""
     turns_as_release: bool = False
     """Queries and keys are turned by the release's own function, in float32 or not."""
     video_items: int = 1
@@ -87,8 +93,10 @@ def vision_profile(
     image = _largest_item(spec, settings, limits) if most or videos else None
     if image is None:
         return None
-    if image.frames > 1:
+    if image.scratch_bytes and image.frames > 1:
         most = videos
+    if image.fills_context and videos:
+        return _full_context(image, spec, settings, images=bool(most))
     if release.profiles_long_videos and videos:
         longest = max(min(image.video_items, settings.max_model_len // image.tokens), 1)
         image, most = _repeated(image, longest), videos if longest > 1 else most
@@ -105,12 +113,30 @@ def vision_profile(
         held, inner = _GATED_HELD_WIDTHS * image.hidden_size, _GATED_INNER_WIDTHS * image.gated_width
         gated = replace(image, held_width=held, inner_width=inner)
         width = max(width, _width(gated, settings.tensor_parallel_size))
-    inside = num_items * image.patches * width
+    patches = num_items * image.patches
+    inside = patches * (width + (patches if image.masks_all_pairs and release.masks_image_pairs else 0))
     if image.scratch_bytes:
         free = settings.device_memory_bytes - (settings.reserved_bytes or 0) - weight_bytes
         inside = _in_batches(image, num_items * image.frames, width, free, settings, release)
     outputs = num_items * (image.dummy_tokens or image.tokens) * spec.hidden_size * (1 + image.deepstack_outputs)
     return VisionProfile(num_items * image.pixels, inside, outputs)
+
+
+def _full_context(image: ImageSize, spec: ModelSpec, settings: FilledSettings, *, images: bool) -> VisionProfile:
+    """The profile of a video of as many frames as the context holds.
+
+    The budget is that of a video beside an image, the one video that is run has the image's frames more
+    (vllm/model_executor/models/internvl.py, get_num_frames_with_most_features; MultiModalBudget).
+    """
+    tokens = image.tokens // image.frames
+    beside = max((settings.max_model_len - (image.tokens if images else 0)) // tokens, 1)
+    frames = max(settings.max_model_len // tokens, 1)
+    if image.tokens > beside * tokens:
+        frames, beside = image.frames, image.frames
+    num_items = max(settings.max_num_batched_tokens, beside * tokens) // (beside * tokens)
+    frames *= max(min(num_items, settings.max_num_seqs), 1)
+    inside = frames * image.patches // image.frames * _width(image, settings.tensor_parallel_size)
+    return VisionProfile(frames * image.pixels // image.frames, inside, frames * tokens * spec.hidden_size)
 
 
 def _largest_item(spec: ModelSpec, settings: FilledSettings, limits: Mapping[str, int]) -> ImageSize | None:
@@ -120,6 +146,8 @@ def _largest_item(spec: ModelSpec, settings: FilledSettings, limits: Mapping[str
         return None
     model_type = str(config.get("model_type", ""))
     reader = _READERS.get(model_type)
+    if model_type in _rows():
+        return _of_row(_rows()[model_type], config, section)
     if model_type in _VIDEOS_AS_IMAGES and not limits.get("video", NO_LIMIT):
         has_audio = isinstance(config.get("audio_config"), Mapping) and limits.get("audio", NO_LIMIT)
         reader = None if has_audio else _VIDEOS_AS_IMAGES[model_type]
@@ -154,7 +182,7 @@ def has_uncounted_encoder(
         return False
     runs = release.second_runner_encoder or not second_runner
     towers = {extra.kind for extra in spec.extras} & ENCODERS
-    return runs and bool(towers) and str(spec.raw_config.get("model_type", "")) not in _READERS
+    return runs and bool(towers) and str(spec.raw_config.get("model_type", "")) not in {*_READERS, *_rows()}
 
 
 _GEMMA4_FRAMES, _GEMMA4_FRAME_TOKENS = 32, 70
@@ -190,29 +218,72 @@ def _number(section: Mapping[str, Any], name: str, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
 
-def _plain_width(section: Mapping[str, Any], hidden: int) -> int:
-    """Either the MLP's two activations or qkv with the attention's output."""
-    return max(2 * _number(section, "intermediate_size", 4 * hidden), 4 * hidden)
-
-
 def _square(side: int) -> int:
     return _CHANNELS * side * side
 
 
-def _gemma3(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
-    side, patch = _number(section, "image_size", 896), _number(section, "patch_size", 14)
-    hidden = _number(section, "hidden_size", 1152)
-    tokens = _number(config, "mm_tokens_per_image", 256)
-    return ImageSize(_square(side), (side // patch) ** 2, tokens, hidden, _plain_width(section, hidden))
-
-
 def _pixtral(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    """Mistral 3's images, a token for every merged patch and a break after each row.
+
+    The widest point is the MLP: gate, up and their product; whole are the patches as the convolution made them and
+    normed, the block's input, what attention added, their sum and its norm (vllm/model_executor/models/pixtral.py,
+    PixtralHFTransformerBlock, read in 0.22.1 to 0.33.0).
+    """
     side, patch = _number(section, "image_size", 1540), _number(section, "patch_size", 14)
     merge, hidden = _number(config, "spatial_merge_size", 1), _number(section, "hidden_size", 1024)
     rows = side // patch
     merged = -(-rows // merge)
-    # A token for every merged patch and a break after each row.
-    return ImageSize(_square(side), rows * rows, merged * (merged + 1), hidden, _plain_width(section, hidden))
+    inner = 3 * _number(section, "intermediate_size", 4 * hidden)
+    return ImageSize(
+        _square(side), rows * rows, merged * (merged + 1), hidden, inner, held_width=4 * hidden, masks_all_pairs=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderRow:
+    """An encoder of equal patches, as a row of ``profiles/encoders.json`` describes it."""
+
+    model_types: list[str]
+    hidden: int
+    inner: int
+    patch: int
+    merge: int
+    widest: tuple[int, int, int]
+    source: str
+    prefix: str = ""
+    side: int = 0
+    further: int = 0
+    tiles: int = 1
+    patches: int = 0
+    video_frames: tuple[str, ...] = ()
+
+
+@cache
+def _rows() -> Mapping[str, EncoderRow]:
+    def read(document: Mapping[str, Any]) -> dict[str, EncoderRow]:
+        rows = (EncoderRow(**row) for row in document["encoders"])
+        return {model_type: row for row in rows for model_type in row.model_types}
+
+    return read_shipped("encoders.json", read)
+
+
+def _of_row(row: EncoderRow, config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    hidden = _number(section, f"{row.prefix}hidden_size", row.hidden)
+    inner = _number(section, f"{row.prefix}intermediate_size", row.inner)
+    patch = _number(section, "patch_size", row.patch)
+    patches = row.patches or row.tiles * (_number(section, "image_size", row.side) // patch) ** 2
+    whole, divided, inner_divided = row.widest
+    text = config.get("llm_config", config.get("text_config"))
+    return ImageSize(
+        pixels=patches * _square(patch),
+        patches=patches + row.tiles * row.further,
+        tokens=patches // row.merge**2,
+        hidden_size=hidden,
+        inner_width=divided * hidden + inner_divided * inner,
+        held_width=(whole - _RESIDUAL_WIDTHS) * hidden,
+        frames=row.tiles,
+        fills_context=isinstance(text, Mapping) and text.get("model_type") in row.video_frames,
+    )
 
 
 def _gemma4_image(config: Mapping[str, Any], section: Mapping[str, Any], tokens: int = 0, frames: int = 1) -> ImageSize:
@@ -262,22 +333,6 @@ def _gemma4_unified(config: Mapping[str, Any], section: Mapping[str, Any]) -> Im
         frames=_GEMMA4_FRAMES,
         dummy_tokens=_GEMMA4_DUMMY_TOKENS,
     )
-
-
-def _llama4(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
-    side, patch = _number(section, "image_size", 336), _number(section, "patch_size", 14)
-    hidden, tiles = _number(section, "hidden_size", 1408), 17
-    patches = (side // patch) ** 2
-    ratio = section.get("pixel_shuffle_ratio", 0.5)
-    kept = ratio * ratio if isinstance(ratio, float) else 0.25
-    tokens = tiles * int(patches * kept)
-    return ImageSize(tiles * _square(side), tiles * (patches + 1), tokens, hidden, _plain_width(section, hidden))
-
-
-def _llava(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
-    side, patch = _number(section, "image_size", 336), _number(section, "patch_size", 14)
-    hidden, patches = _number(section, "hidden_size", 1024), (side // patch) ** 2
-    return ImageSize(_square(side), patches + 1, patches, hidden, _plain_width(section, hidden))
 
 
 def _qwen_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
@@ -341,11 +396,8 @@ def _mllama(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]] = {
-    "gemma3": _gemma3,
     "mistral3": _pixtral,
-    "llava": _llava,
     "mllama": _mllama,
-    "llama4": _llama4,
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen_vl,
