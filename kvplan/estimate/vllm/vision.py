@@ -60,8 +60,16 @@ class ImageSize:
     """Bytes per patch by which the model decides how many frames it takes at once; 0 where it takes all."""
     masks_all_pairs: bool = False
     """Some releases mask the patches of all images against each other: an element for each pair."""
-    fills_context: bool = False
-    """A video is profiled that fills the context with frames like one of the image's ``frames`` tiles."""
+    video_tokens: int = 0
+    """The most tokens of a video that is profiled in place of images and fills the context; 0 where there is none."""
+    video_unit: int = 1
+    """Tokens of a frame, or of two that share patches: a video has whole ones."""
+    video_beside_image: bool = False
+    """The budget is that of a video which leaves room for an image, the one that is run has the whole context."""
+    alone: bool = False
+    """The encoder takes one image after the other."""
+    projected_width: int = 0
+    """Elements per patch that a projector makes of the encoder's output, whole on every rank, before patches merge."""
     turns_as_release: bool = False
     """Queries and keys are turned by the release's own function, in float32 or not."""
     video_items: int = 1
@@ -95,8 +103,8 @@ def vision_profile(
         return None
     if image.scratch_bytes and image.frames > 1:
         most = videos
-    if image.fills_context and videos:
-        return _full_context(image, spec, settings, images=bool(most))
+    if image.video_tokens and videos:
+        image, most = _with_video(image, settings, images=bool(most)), videos
     if release.profiles_long_videos and videos:
         longest = max(min(image.video_items, settings.max_model_len // image.tokens), 1)
         image, most = _repeated(image, longest), videos if longest > 1 else most
@@ -109,11 +117,14 @@ def vision_profile(
         held = image.held_width + image.hidden_size
         image = replace(image, inner_width=_ROTARY_WIDTHS * image.hidden_size, held_width=held)
     width = _width(image, settings.tensor_parallel_size)
+    if image.projected_width:  # and what its all-reduce makes of it
+        copies = 2 if settings.tensor_parallel_size > 1 else 1
+        width = max(width, image.hidden_size + copies * image.projected_width)
     if image.gated_width and release.norms_out_of_place and not settings.enforce_eager:
         held, inner = _GATED_HELD_WIDTHS * image.hidden_size, _GATED_INNER_WIDTHS * image.gated_width
         gated = replace(image, held_width=held, inner_width=inner)
         width = max(width, _width(gated, settings.tensor_parallel_size))
-    patches = num_items * image.patches
+    patches = image.patches if image.alone else num_items * image.patches
     inside = patches * (width + (patches if image.masks_all_pairs and release.masks_image_pairs else 0))
     if image.scratch_bytes:
         free = settings.device_memory_bytes - (settings.reserved_bytes or 0) - weight_bytes
@@ -122,21 +133,22 @@ def vision_profile(
     return VisionProfile(num_items * image.pixels, inside, outputs)
 
 
-def _full_context(image: ImageSize, spec: ModelSpec, settings: FilledSettings, *, images: bool) -> VisionProfile:
-    """The profile of a video of as many frames as the context holds.
+def _with_video(image: ImageSize, settings: FilledSettings, *, images: bool) -> ImageSize:
+    """The video that is profiled where it is more tokens than an image: as long as the context and its limit let it.
 
-    The budget is that of a video beside an image, the one video that is run has the image's frames more
-    (vllm/model_executor/models/internvl.py, get_num_frames_with_most_features; MultiModalBudget).
+    images: whether prompts may have some. Source: get_num_frames_with_most_features of each model of encoders.json.
     """
-    tokens = image.tokens // image.frames
-    beside = max((settings.max_model_len - (image.tokens if images else 0)) // tokens, 1)
-    frames = max(settings.max_model_len // tokens, 1)
-    if image.tokens > beside * tokens:
-        frames, beside = image.frames, image.frames
-    num_items = max(settings.max_num_batched_tokens, beside * tokens) // (beside * tokens)
-    frames *= max(min(num_items, settings.max_num_seqs), 1)
-    inside = frames * image.patches // image.frames * _width(image, settings.tensor_parallel_size)
-    return VisionProfile(frames * image.pixels // image.frames, inside, frames * tokens * spec.hidden_size)
+
+    def whole(tokens: int) -> int:
+        return max(min(tokens, image.video_tokens) // image.video_unit, 1) * image.video_unit
+
+    longest = settings.max_model_len
+    budget = whole(longest - (image.tokens if images and image.video_beside_image else 0))
+    if images and budget < image.tokens:
+        return image
+    run = whole(longest)
+    pixels, patches = (each * run // image.tokens for each in (image.pixels, image.patches))
+    return replace(image, pixels=pixels, patches=patches, tokens=budget, dummy_tokens=run, video_tokens=0)
 
 
 def _largest_item(spec: ModelSpec, settings: FilledSettings, limits: Mapping[str, int]) -> ImageSize | None:
@@ -255,7 +267,14 @@ class EncoderRow:
     further: int = 0
     tiles: int = 1
     patches: int = 0
-    video_frames: tuple[str, ...] = ()
+    frames: int = 1
+    tokens: int = 0
+    video_tokens: int = 0
+    video_unit: int = 1
+    video_beside_image: bool = False
+    video_models: tuple[str, ...] = ()
+    alone: bool = False
+    projects_patches: bool = False
 
 
 @cache
@@ -274,15 +293,20 @@ def _of_row(row: EncoderRow, config: Mapping[str, Any], section: Mapping[str, An
     patches = row.patches or row.tiles * (_number(section, "image_size", row.side) // patch) ** 2
     whole, divided, inner_divided = row.widest
     text = config.get("llm_config", config.get("text_config"))
+    text = text if isinstance(text, Mapping) else {}
+    takes_videos = not row.video_models or text.get("model_type") in row.video_models
     return ImageSize(
-        pixels=patches * _square(patch),
+        pixels=row.frames * patches * _square(patch),
         patches=patches + row.tiles * row.further,
-        tokens=patches // row.merge**2,
+        tokens=row.tokens or patches // row.merge**2,
         hidden_size=hidden,
         inner_width=divided * hidden + inner_divided * inner,
         held_width=(whole - _RESIDUAL_WIDTHS) * hidden,
-        frames=row.tiles,
-        fills_context=isinstance(text, Mapping) and text.get("model_type") in row.video_frames,
+        video_tokens=row.video_tokens if takes_videos else 0,
+        video_unit=row.video_unit,
+        video_beside_image=row.video_beside_image,
+        alone=row.alone,
+        projected_width=_number(text, "hidden_size", 0) if row.projects_patches else 0,
     )
 
 

@@ -10,8 +10,10 @@ import pytest
 
 from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
+from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.vllm.activation import cublas_bytes
+from kvplan.estimate.vllm.kinds import deployment_kinds
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.vision import vision_profile
 from kvplan.settings import ServingSettings
@@ -111,3 +113,86 @@ def test_gemma_4s_capped_logits_are_twice_alive() -> None:
     peak = found.rank.activation
     assert peak.decided_by == "sampler"
     assert (peak.peak_bytes - cublas_bytes(find_gpu("l4"))) / GIB == pytest.approx(0.27, abs=0.005)
+
+
+@pytest.mark.parametrize("model", ["gemma-3-4b", "paddleocr-vl"])
+def test_plain_encoders_take_what_their_class_takes(model: str) -> None:
+    """vLLM's copies of these blocks hold what transformers' do (profiles/encoders.json)."""
+    import torch
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    section = resolve_model(model).raw_config["vision_config"]
+    sizes = {key: section[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "patch_size")}
+    config = SiglipVisionConfig(**sizes, image_size=224, num_hidden_layers=2, vision_use_head=False)
+    tower = SiglipVisionModel(config).to(torch.bfloat16).eval()
+    pixels = torch.rand(1, 3, 224, 224, dtype=torch.bfloat16)
+
+    @torch.no_grad()
+    def run() -> None:
+        tower(pixels)
+
+    counted = peak_bytes(run, [tower, pixels])
+    found = predict(model, "h200", "0.30.0", max_model_len=4096, max_num_seqs=1, max_num_batched_tokens=4096)
+    profile = vision_profile(resolve_model(model), found.settings.serving, vllm_release("0.30.0"))
+    assert profile is not None
+    values, patches = 3 * section["patch_size"] ** 2, (224 // section["patch_size"]) ** 2
+    assert 2 * patches * (values + profile.inside * values / profile.pixels) == pytest.approx(counted, rel=0.005)
+
+
+def test_minimax_m3s_video_is_wider_in_its_projector_than_in_its_encoder() -> None:
+    """Up to 192,000 tokens (mm_preprocess.py), of 4 patches each, made 6,144 wide before they merge (vision_tower.py).
+
+    With several ranks the projector's output is there twice, before and after the all-reduce.
+    """
+
+    def encoder(**settings: object) -> int:
+        found = predict("minimax-m3", "h200", "0.33.0", tensor_parallel_size=8, **settings)
+        return found.rank.activation.encoder_bytes
+
+    patches, values = 4 * 192_000, 3 * 2 * 14 * 14
+    assert encoder(max_model_len=262_144) == 2 * patches * (values + 1280 + 2 * 6144)
+    assert encoder(max_model_len=262_144) == encoder(max_model_len=192_000) > 20 * encoder(max_model_len=8192)
+    assert encoder(max_model_len=262_144, limit_mm_per_prompt="video=0") == pytest.approx(
+        encoder(max_model_len=8192), rel=0.1
+    )
+
+
+def test_internvls_video_fills_the_context() -> None:
+    """internvl.py, get_num_frames_with_most_features: frames of 256 tokens and 1,025 patches; no video for InternLM."""
+
+    def encoder(text_type: str, **settings: object) -> int:
+        text = {
+            "architectures": ["Qwen2ForCausalLM" if text_type == "qwen2" else "LlamaForCausalLM"],
+            "model_type": text_type,
+            "hidden_size": 3584,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "intermediate_size": 18944,
+            "vocab_size": 151674,
+        }
+        config = {
+            "architectures": ["InternVLChatModel"],
+            "model_type": "internvl_chat",
+            "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "image_size": 448, "patch_size": 14},
+            "llm_config": text,
+        }
+        asked = ServingSettings(max_num_batched_tokens=2048, max_num_seqs=8, **settings)  # type: ignore[arg-type]
+        found = predict_vllm(read_config(config, model_id="internvl"), find_gpu("a100-80gb-sxm"), asked, "0.30.0")
+        return found.rank.activation.encoder_bytes - cublas_bytes(find_gpu("a100-80gb-sxm"))
+
+    frame = 2 * (3 * 448 * 448 + 1025 * (4 * 1024 + 2 * 4096))
+    assert encoder("qwen2", max_model_len=32768) == 128 * frame
+    assert encoder("qwen2", max_model_len=32768, limit_mm_per_prompt="video=0") == 13 * frame
+    assert encoder("llama", max_model_len=32768) == 13 * frame
+
+
+def test_an_encoder_without_a_reader_is_said_and_has_a_kind_of_its_own() -> None:
+    omni = resolve_model("qwen3-omni-30b-a3b")
+    gpu = find_gpu("h200")
+    for settings, is_counted in (({}, False), ({"language_model_only": True}, True)):
+        found = predict("qwen3-omni-30b-a3b", "h200", "0.30.0", max_model_len=32768, **settings)
+        assert any("encoder" in note and "not counted" in note for note in found.settings.notes) != is_counted
+        kind = deployment_kinds(omni, gpu, found)["inputs"]
+        assert (kind == "text alone") == is_counted
+        assert ("not counted" in kind) != is_counted
