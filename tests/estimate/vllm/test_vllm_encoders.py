@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,11 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.estimate.vllm.activation import cublas_bytes
+from kvplan.estimate.vllm.encoders import _READERS, largest_item
 from kvplan.estimate.vllm.kinds import deployment_kinds
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.vision import vision_profile
+from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB
 
@@ -196,3 +199,17 @@ def test_an_encoder_without_a_reader_is_said_and_has_a_kind_of_its_own() -> None
         kind = deployment_kinds(omni, gpu, found)["inputs"]
         assert (kind == "text alone") == is_counted
         assert ("not counted" in kind) != is_counted
+
+
+def test_readers_take_whatever_a_config_has() -> None:
+    """Sections that are not as expected are as good as left out; no model has two readers."""
+    named = [
+        name
+        for row in json.loads((profiles_dir() / "encoders.json").read_text())["encoders"]
+        for name in row["model_types"]
+    ]
+    assert len(named) == len(set(named)) and not set(named) & set(_READERS)
+    for model_type in {*named, *_READERS}:
+        image = largest_item({"model_type": model_type, "vision_config": {"hidden_size": "wide"}}, {})
+        assert image is not None and min(image.pixels, image.patches, image.tokens) > 0
+        assert largest_item({"model_type": model_type, "vision_config": None}, {}) is None
