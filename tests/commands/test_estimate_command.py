@@ -91,7 +91,7 @@ def test_more_at_once_than_vllm_counts_is_explained(printed_by):
     printed = []
     for words in ("gemma-3-27b --ctx 8k", "llama-3.1-8b --ctx 8k", "gemma-3-27b --max-num-seqs 2 --ctx 8k"):
         printed.append(printed_by(f"estimate {words} --gpu h100"))
-    assert "13 at once: vLLM counts 3.4, each with a step's tokens in its windows" in " ".join(printed[0].split())
+    assert "13 at once: vLLM counts 3.3, each with a step's tokens in its windows" in " ".join(printed[0].split())
     assert not any("vLLM counts" in each for each in printed[1:])
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from kvplan.estimate.vllm.modalities import NO_LIMIT
 from kvplan.paths import read_shipped
+
+ENCODERS: Final = frozenset(("vision", "audio", "encoder"))
+"""Kinds of ``ExtraModule`` that a request's images and sounds go through."""
 
 _CHANNELS = 3
 RESIDUAL_WIDTHS = 2

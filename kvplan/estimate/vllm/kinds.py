@@ -13,8 +13,9 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.encoders import ENCODERS
 from kvplan.estimate.vllm.prediction import VllmPrediction
-from kvplan.estimate.vllm.vision import ENCODERS, has_uncounted_encoder
+from kvplan.estimate.vllm.vision import has_uncounted_encoder
 from kvplan.estimate.vllm.weights import stored_formats
 
 _QUANTIZED_CACHES: Final = ("fp8", "int8", "nvfp4")

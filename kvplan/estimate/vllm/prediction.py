@@ -50,7 +50,7 @@ from kvplan.estimate.vllm.kernels import (
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.offloading import offloaded_bytes
-from kvplan.estimate.vllm.runners import kept_state_bytes
+from kvplan.estimate.vllm.runners import embedded_step_bytes, kept_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings, resolve_settings
 from kvplan.estimate.vllm.weights import (
     WeightShare,
@@ -262,7 +262,9 @@ def _rank_memory(
     parts = _rank_parts(known, part, gpu, resolved, release)
     embeds, samples, num_layers = part.start == 0, part.stop == spec.num_layers, parts.num_layers
     graphs = _graph_bytes(spec, parts, gpu, resolved, release)
-    keeps_state = samples and resolved.second_runner and release.counts_runner_state
+    keeps_state = resolved.second_runner and release.counts_runner_state
+    state = kept_state_bytes(spec, settings) if keeps_state and samples else 0
+    state += embedded_step_bytes(spec, settings) if keeps_state and embeds else 0
     given = settings.kv_cache_memory_bytes
     weights = parts.weight_bytes + parts.buffer_bytes_per_token * settings.max_num_batched_tokens
     weights += per_layer_input_bytes(spec, settings) + (stream_buffer_bytes(spec, settings) if samples else 0)
@@ -297,7 +299,7 @@ def _rank_memory(
         if given is None
         else settings.device_memory_bytes - others_bytes(settings),
         blocks=parts.blocks,
-        state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
+        state_bytes=state,
         needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),
         given_pool_bytes=given,
         offloaded_bytes=offloaded,

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
 
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
-from kvplan.estimate.vllm.encoders import GEMMA4_VIDEO_TOKENS, RESIDUAL_WIDTHS, ImageSize, has_reader, largest_item
+from kvplan.estimate.vllm.encoders import (
+    ENCODERS,
+    GEMMA4_VIDEO_TOKENS,
+    RESIDUAL_WIDTHS,
+    ImageSize,
+    has_reader,
+    largest_item,
+)
 from kvplan.estimate.vllm.modalities import NO_LIMIT, as_limited, modality_limits
 from kvplan.settings import FilledSettings, ServingSettings
-
-ENCODERS: Final = frozenset(("vision", "audio", "encoder"))
-"""Kinds of ``ExtraModule`` that a request's images and sounds go through."""
 
 _ROTARY_WIDTHS = 8
 """Hidden widths alive in a vision block with rotary positions in the model's dtype, beside residual and norm: qkv (3),
