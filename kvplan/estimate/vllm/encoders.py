@@ -67,7 +67,8 @@ class ImageSize:
 
 def largest_item(config: Mapping[str, Any], limits: Mapping[str, int]) -> ImageSize | None:
     """Return the largest image or video of a model, where prompts may have as many as ``limits`` say; else None."""
-    section, model_type = config.get("vision_config"), str(config.get("model_type", ""))
+    model_type = str(config.get("model_type", ""))
+    section = config if model_type in _UNWRAPPED else config.get("vision_config")
     if not isinstance(section, Mapping):
         return None
     if model_type in _rows():
@@ -285,6 +286,16 @@ def _mllama(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     )
 
 
+def _whisper(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    """A sound of 30 s, of two frames for each of its 1,500 tokens (whisper.py, WhisperEncoder, read in 0.30.0).
+
+    Whole on every rank are the layer's input, the residual and the norm's output, beside fc1's output and its GELU.
+    """
+    tokens, hidden = _number(config, "max_source_positions", 1500), _number(config, "d_model", 1280)
+    values, inner = 2 * tokens * _number(config, "num_mel_bins", 128), _number(config, "encoder_ffn_dim", 4 * hidden)
+    return ImageSize(values, tokens, tokens, hidden, 2 * inner, held_width=hidden)
+
+
 _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]] = {
     "mistral3": _pixtral,
     "mllama": _mllama,
@@ -298,6 +309,9 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]]
     "dots_ocr": _dots,
     "gemma4": _gemma4,
     "gemma4_unified": _gemma4_unified,
+    "whisper": _whisper,
 }
+_UNWRAPPED = frozenset(("whisper",))
+"""Models whose encoder stands in no section of its own."""
 _VIDEOS_AS_IMAGES = {"gemma4": _gemma4_image, "gemma4_unified": None}
 """Models that take a video as images of its frames, and how one image is read; None where it takes next to nothing."""

@@ -190,6 +190,16 @@ def test_internvls_video_fills_the_context() -> None:
     assert encoder("llama", max_model_len=32768) == 13 * frame
 
 
+def test_whisper_is_profiled_with_sounds_that_fill_a_step() -> None:
+    """One sound a prompt, 1,500 tokens each: 5 in a step of 8,192 (MultiModalBudget)."""
+
+    def encoder(**settings: object) -> int:
+        found = predict("whisper-large-v3", "h100", "0.30.0", max_num_batched_tokens=8192, **settings)
+        return found.rank.activation.encoder_bytes - cublas_bytes(find_gpu("h100"))
+
+    assert encoder(max_num_seqs=64) == 5 * encoder(max_num_seqs=1) == 5 * 2 * (3000 * 128 + 1500 * (3 + 2 * 4) * 1280)
+
+
 def test_an_encoder_without_a_reader_is_said_and_has_a_kind_of_its_own() -> None:
     omni = resolve_model("qwen3-omni-30b-a3b")
     gpu = find_gpu("h200")
@@ -212,4 +222,6 @@ def test_readers_take_whatever_a_config_has() -> None:
     for model_type in {*named, *_READERS}:
         image = largest_item({"model_type": model_type, "vision_config": {"hidden_size": "wide"}}, {})
         assert image is not None and min(image.pixels, image.patches, image.tokens) > 0
-        assert largest_item({"model_type": model_type, "vision_config": None}, {}) is None
+        assert (largest_item({"model_type": model_type, "vision_config": None}, {}) is None) == (
+            model_type != "whisper"
+        )
