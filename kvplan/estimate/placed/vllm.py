@@ -15,8 +15,9 @@ from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, reques
 from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range, split_loss_bytes
 from kvplan.estimate.vllm.runners import embedded_step_bytes
 from kvplan.settings import ServingSettings
-from kvplan.units import MIB, format_bytes
+from kvplan.units import GIB, MIB, format_bytes
 
+_NOTED_ENCODER_BYTES: Final = GIB
 _NOTED_SEGMENT_BYTES: Final = 32 * MIB
 """Fewer change no answer."""
 
@@ -103,6 +104,12 @@ def _option_notes(spec: ModelSpec, found: VllmPrediction, gpu: GpuProfile) -> It
             "A first start, which compiles kernels while vLLM measures its peak, has "
             f"{format_bytes(peak.peak_bytes - peak.warm_peak_bytes)} less for the KV cache than a later one, "
             f"which finds them in its compile cache (--warm-start){still if loss else ''}."
+        )
+    others = max(peak.decoder_bytes, peak.sampler_bytes, peak.compiling_bytes)
+    if peak.encoder_bytes - others >= _NOTED_ENCODER_BYTES:
+        yield (
+            f"{format_bytes(peak.encoder_bytes - others)} of the activations are the encoder's, for the largest image "
+            "or video that a prompt may have: --limit-mm-per-prompt lowers it, image=0,video=0 gives all of it back."
         )
     if settings.skip_mm_profiling:
         yield "--skip-mm-profiling: the encoder's own peak is not set aside, and can run out of memory later."

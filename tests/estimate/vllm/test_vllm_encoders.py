@@ -13,6 +13,7 @@ from kvplan.catalog.devices.gpus import find_gpu
 from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.releases.vllm import vllm_release
+from kvplan.estimate.placed.vllm import place_vllm
 from kvplan.estimate.vllm.activation import cublas_bytes
 from kvplan.estimate.vllm.encoders import _READERS, largest_item
 from kvplan.estimate.vllm.kinds import deployment_kinds
@@ -155,6 +156,9 @@ def test_minimax_m3s_video_is_wider_in_its_projector_than_in_its_encoder() -> No
     patches, values = 4 * 192_000, 3 * 2 * 14 * 14
     assert encoder(max_model_len=262_144) == 2 * patches * (values + 1280 + 2 * 6144)
     assert encoder(max_model_len=262_144) == encoder(max_model_len=192_000) > 20 * encoder(max_model_len=8192)
+    gpu, asked = find_gpu("h200"), ServingSettings(tensor_parallel_size=8, max_model_len=262_144)
+    notes = place_vllm(resolve_model("minimax-m3"), gpu, asked, "0.33.0").notes
+    assert any("of the activations are the encoder's" in note for note in notes)
     assert encoder(max_model_len=262_144, limit_mm_per_prompt="video=0") == pytest.approx(
         encoder(max_model_len=8192), rel=0.1
     )
