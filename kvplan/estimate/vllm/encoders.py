@@ -54,7 +54,9 @@ class ImageSize:
     alone: bool = False
     """The encoder takes one image after the other."""
     projected_width: int = 0
-    """Elements per patch that a projector makes of the encoder's output, whole on every rank, before patches merge."""
+    """Elements per patch that are alive in a projector beside the encoder's output, whole on every rank."""
+    projected_with_ranks: int = 0
+    """The same where several ranks sum it."""
     turns_as_release: bool = False
     """Queries and keys are turned by the release's own function, in float32 or not."""
     video_items: int = 1
@@ -71,8 +73,9 @@ def largest_item(config: Mapping[str, Any], limits: Mapping[str, int]) -> ImageS
     section = config if model_type in _UNWRAPPED else config.get("vision_config")
     if not isinstance(section, Mapping):
         return None
-    if model_type in _rows():
-        return _of_row(_rows()[model_type], config, section)
+    row = _row_of(config)
+    if row is not None:
+        return _of_row(row, config, section)
     reader = _READERS.get(model_type)
     if model_type in _VIDEOS_AS_IMAGES and not limits.get("video", NO_LIMIT):
         has_audio = isinstance(config.get("audio_config"), Mapping) and limits.get("audio", NO_LIMIT)
@@ -83,7 +86,7 @@ def largest_item(config: Mapping[str, Any], limits: Mapping[str, int]) -> ImageS
 
 def has_reader(config: Mapping[str, Any]) -> bool:
     """Return whether the largest item of a model with this config is known."""
-    return str(config.get("model_type", "")) in {*_READERS, *_rows()}
+    return str(config.get("model_type", "")) in _READERS or _row_of(config) is not None
 
 
 _GEMMA4_FRAMES, _GEMMA4_FRAME_TOKENS = 32, 70
@@ -141,7 +144,8 @@ class EncoderRow:
     video_beside_image: bool = False
     video_models: tuple[str, ...] = ()
     alone: bool = False
-    projects_patches: bool = False
+    projects: tuple[int, int] = (0, 0)
+    versions: tuple[str, ...] = ()
 
 
 @cache
@@ -153,6 +157,11 @@ def _rows() -> Mapping[str, EncoderRow]:
     return read_shipped("encoders.json", read)
 
 
+def _row_of(config: Mapping[str, Any]) -> EncoderRow | None:
+    row = _rows().get(str(config.get("model_type", "")))
+    return row if row is None or not row.versions or str(config.get("version")) in row.versions else None
+
+
 def _of_row(row: EncoderRow, config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     hidden = _number(section, f"{row.prefix}hidden_size", row.hidden)
     inner = _number(section, f"{row.prefix}{row.inner_key}", row.inner)
@@ -160,7 +169,7 @@ def _of_row(row: EncoderRow, config: Mapping[str, Any], section: Mapping[str, An
     patches = row.patches or row.tiles * (_number(section, "image_size", row.side) // patch) ** 2
     whole, divided, inner_divided = row.widest
     text = config.get("llm_config", config.get("text_config"))
-    text = text if isinstance(text, Mapping) else {}
+    text = text if isinstance(text, Mapping) else config
     takes_videos = not row.video_models or text.get("model_type") in row.video_models
     return ImageSize(
         pixels=row.frames * patches * _square(patch),
@@ -173,7 +182,8 @@ def _of_row(row: EncoderRow, config: Mapping[str, Any], section: Mapping[str, An
         video_unit=row.video_unit,
         video_beside_image=row.video_beside_image,
         alone=row.alone,
-        projected_width=_number(text, "hidden_size", 0) if row.projects_patches else 0,
+        projected_width=row.projects[0] * _number(text, "hidden_size", 0),
+        projected_with_ranks=row.projects[1] * _number(text, "hidden_size", 0),
     )
 
 

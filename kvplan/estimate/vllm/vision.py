@@ -73,9 +73,8 @@ def vision_profile(
         held = image.held_width + image.hidden_size
         image = replace(image, inner_width=_ROTARY_WIDTHS * image.hidden_size, held_width=held)
     width = _width(image, settings.tensor_parallel_size)
-    if image.projected_width:  # and what its all-reduce makes of it
-        copies = 2 if settings.tensor_parallel_size > 1 else 1
-        width = max(width, image.hidden_size + copies * image.projected_width)
+    projected = image.projected_with_ranks if settings.tensor_parallel_size > 1 else image.projected_width
+    width = max(width, image.hidden_size + projected)
     if image.gated_width and release.norms_out_of_place and not settings.enforce_eager:
         held, inner = _GATED_HELD_WIDTHS * image.hidden_size, _GATED_INNER_WIDTHS * image.gated_width
         gated = replace(image, held_width=held, inner_width=inner)

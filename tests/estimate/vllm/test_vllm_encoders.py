@@ -194,6 +194,30 @@ def test_internvls_video_fills_the_context() -> None:
     assert encoder("llama", max_model_len=32768) == 13 * frame
 
 
+def test_minicpm_vs_resampler_is_wider_than_its_encoder() -> None:
+    """minicpmv.py, Resampler2_5: nn.MultiheadAttention over patches as wide as the language model, 6.1 widths of it."""
+    import torch
+
+    width, slices, patches, hidden = 512, 2, 1024, 1152
+    attention = torch.nn.MultiheadAttention(width, width // 128).to(torch.bfloat16).eval()
+    project = torch.nn.Linear(hidden, width, bias=False, dtype=torch.bfloat16)
+    seen = torch.rand(slices, patches, hidden, dtype=torch.bfloat16)
+    queries = torch.rand(64, slices, width, dtype=torch.bfloat16)
+
+    @torch.no_grad()
+    def run() -> None:
+        places = torch.zeros(slices, patches, width, dtype=torch.bfloat16).permute(1, 0, 2)
+        values = torch.layer_norm(project(seen), (width,)).permute(1, 0, 2)
+        attention(queries, values + places, values, key_padding_mask=torch.zeros(slices, patches, dtype=torch.bool))
+
+    counted = peak_bytes(run, [torch.nn.ModuleList([attention, project]), seen])
+    config = {"model_type": "minicpmv", "version": 2.6, "hidden_size": width, "vision_config": {"hidden_size": hidden}}
+    image = largest_item(config, {})
+    assert image is not None and (image.tokens, image.patches, image.video_tokens) == (640, 10 * patches, 16 * 64)
+    assert 2 * slices * patches * (hidden + image.projected_width) == pytest.approx(counted, rel=0.05)
+    assert largest_item({**config, "version": 2.5}, {}) is None
+
+
 def test_whisper_is_profiled_with_sounds_that_fill_a_step() -> None:
     """One sound a prompt, 1,500 tokens each: 5 in a step of 8,192 (MultiModalBudget)."""
 
@@ -224,7 +248,7 @@ def test_readers_take_whatever_a_config_has() -> None:
     ]
     assert len(named) == len(set(named)) and not set(named) & set(_READERS)
     for model_type in {*named, *_READERS}:
-        image = largest_item({"model_type": model_type, "vision_config": {"hidden_size": "wide"}}, {})
+        image = largest_item({"model_type": model_type, "version": "4.5", "vision_config": {"hidden_size": "wide"}}, {})
         assert image is not None and min(image.pixels, image.patches, image.tokens) > 0
         assert (largest_item({"model_type": model_type, "vision_config": None}, {}) is None) == (
             model_type != "whisper"
