@@ -65,6 +65,8 @@ class VllmRelease:
     times_compiled_kernels: bool
     float_vision_rotary: bool
     profiles_long_videos: bool
+    encodes_frames_in_batches: bool
+    masks_image_pairs: bool
     norms_out_of_place: bool
     keeps_reduced_tensors: bool
     awq_keeps_partial_sums: bool

@@ -13,9 +13,11 @@ from kvplan.estimate.placed.placement import Placement, SizedDeployment
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
 from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range, split_doubt_bytes
+from kvplan.estimate.vllm.runners import embedded_step_bytes
 from kvplan.settings import ServingSettings
-from kvplan.units import MIB, format_bytes
+from kvplan.units import GIB, MIB, format_bytes
 
+_NOTED_ENCODER_BYTES: Final = GIB
 _NOTED_SEGMENT_BYTES: Final = 32 * MIB
 """Fewer change no answer."""
 
@@ -60,7 +62,7 @@ def as_placed(
         each = blocks_per_request(rank.blocks, replace(shape, max_model_len=num_tokens, in_flight_tokens=1))
         return groups * (found.num_blocks // max(each, 1))
 
-    notes = (*found.settings.notes, *_option_notes(spec, found, gpu), *_overhead_notes(found))
+    notes = (*found.settings.notes, *_option_notes(spec, found, gpu), *_overhead_notes(spec, found))
     notes += _parallel_notes(spec, found)
     return Placement(deployment, sequences_of, notes)
 
@@ -106,17 +108,24 @@ def _option_notes(spec: ModelSpec, found: VllmPrediction, gpu: GpuProfile) -> It
             f"{format_bytes(peak.peak_bytes - peak.warm_peak_bytes)} less for the KV cache than a later one, "
             f"which finds them in its compile cache (--warm-start){still if any(doubt) else ''}."
         )
+    others = max(peak.decoder_bytes, peak.sampler_bytes, peak.compiling_bytes)
+    if peak.encoder_bytes - others >= _NOTED_ENCODER_BYTES:
+        yield (
+            f"{format_bytes(peak.encoder_bytes - others)} of the activations are the encoder's, for the largest image "
+            "or video that a prompt may have: --limit-mm-per-prompt lowers it, image=0,video=0 gives all of it back."
+        )
     if settings.skip_mm_profiling:
         yield "--skip-mm-profiling: the encoder's own peak is not set aside, and can run out of memory later."
 
 
-def _overhead_notes(found: VllmPrediction) -> Iterator[str]:
+def _overhead_notes(spec: ModelSpec, found: VllmPrediction) -> Iterator[str]:
     """What the overhead holds besides libraries and graphs: what the second model runner keeps, and free segments."""
     if found.rank.state_bytes:
         kept, seqs = format_bytes(found.rank.state_bytes), found.settings.serving.max_num_seqs
+        seen = " and of a step's embedded tokens" if embedded_step_bytes(spec, found.settings.serving) else ""
         yield (
             f"Model Runner V2, vLLM {found.version}'s default for this model: {kept} of the overhead is what it keeps "
-            f"for {seqs} sequences (penalties, grammars); --max-num-seqs lowers it."
+            f"for {seqs} sequences (penalties, grammars){seen}; --max-num-seqs lowers it."
         )
     if found.rank.segment_bytes >= _NOTED_SEGMENT_BYTES:
         yield (

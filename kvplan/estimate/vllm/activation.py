@@ -8,7 +8,8 @@ The run has stages, one after the other, and the largest decides:
 3. the sampler runs ``max_num_seqs`` rows of logits through top-k and top-p, with the decoder's output still alive.
 
 The encoder's input and output stay alive through stages 2 and 3, the experts' workspace (from 0.14) through stage 3.
-The second model runner (kvplan.estimate.vllm.runners) has another stage 3, and before 0.27 no stage 1.
+The second model runner (kvplan.estimate.vllm.runners) has another stage 3, before 0.27 no stage 1, and keeps only the
+encoder's output (vllm/v1/worker/gpu/mm/encoder_runner.py, profile_encoder_cache).
 A first start also compiles the decoder between stages 1 and 2 (kvplan.estimate.vllm.compilation).
 Sources: vllm/v1/worker/gpu_model_runner.py (profile_run, _dummy_sampler_run), vllm/v1/worker/gpu/model_runner.py,
 vllm/v1/sample, and vllm/model_executor/layers/fused_moe (workspace_shapes). Constants are for all models; none is
@@ -17,6 +18,7 @@ fitted to one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvplan.catalog.devices.device_support import compute_capability
@@ -45,7 +47,8 @@ from kvplan.estimate.vllm.kernels import (
     latent_split_bytes,
 )
 from kvplan.estimate.vllm.settings import VllmSettings
-from kvplan.estimate.vllm.vision import VisionProfile, vision_profile
+from kvplan.estimate.vllm.vision import vision_profile
+from kvplan.estimate.vllm.weights import layer_input_width
 from kvplan.settings import FilledSettings
 from kvplan.units import KIB, MIB
 
@@ -99,20 +102,23 @@ def activation_peak(
     release: VllmRelease,
     *,
     num_layers: int,
+    weight_bytes: int = 0,
     embeds: bool = True,
     samples: bool = True,
 ) -> ActivationPeak:
-    """Return the peak on a rank with ``layers``, one of each kind of its ``num_layers``.
+    """Return the peak on a rank with ``layers``, one of each kind of its ``num_layers``, and ``weight_bytes``.
 
     ``embeds`` where it has the embedding, ``samples`` where it has the head.
     """
     settings = resolved.serving
     workspace = blas_workspace_bytes(gpu, release)
     looks = release.second_runner_encoder or not resolved.second_runner
-    vision = vision_profile(spec, settings, release) if looks else None
+    vision = vision_profile(spec, settings, release, weight_bytes=weight_bytes) if looks else None
     encoder, kept = 0, 0
     if vision is not None:
-        encoder, kept = _encoder_stage(vision, spec, settings)
+        size = element_bytes(settings.dtype)
+        encoder = (vision.pixels + vision.inside) * size
+        kept = (vision.outputs + (0 if resolved.second_runner else vision.pixels)) * size
     kept += kept_reduction_bytes(spec, num_layers, settings, release) + compressed_workspace_bytes(layers, gpu)
     layers_bytes = max(decoder_bytes(spec, layers, settings, release), first_awq_bytes(spec, layers, settings, release))
     experts = moe_workspace_bytes(layers, settings, release)
@@ -161,12 +167,20 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: VllmSettings, rele
     hidden = (settings.max_num_batched_tokens + 2 * rows) * spec.hidden_size * size
     logits = rows * vocabulary * size
     if resolved.second_runner:
+        # A soft cap divides the logits into new ones before anything is chosen (LogitsProcessor, read in 0.30.0).
+        capped = logits if _caps_logits(spec) else 0
         copies = _second_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
+        copies = max(copies, capped)
     elif resolved.samples_with_flashinfer and not release.warms_native_sampler:
         copies = FLASHINFER_LOGIT_COPIES * rows * vocabulary * 4
     else:
         copies = _first_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
     return hidden + logits + copies
+
+
+def _caps_logits(spec: ModelSpec) -> bool:
+    text = spec.raw_config.get("text_config", spec.raw_config)
+    return isinstance(text, Mapping) and bool(text.get("final_logit_softcapping"))
 
 
 def _first_sampler_rows(rows: int, gpu: GpuProfile, resolved: VllmSettings, release: VllmRelease) -> int:
@@ -202,6 +216,7 @@ def decoder_bytes(
     if settings.pipeline_parallel_size > 1:
         widths += 2  # hidden states and residual, handed from stage to stage
     inside = max((_inside_layer(layer, spec, settings, release) for layer in layers), default=0)
+    inside += tokens * layer_input_width(spec)  # those of all layers, made before the first
     chunk = max((_latent_chunk_bytes(layer, settings) for layer in layers), default=0)
     return (tokens * widths * spec.hidden_size + inside) * size + chunk
 
@@ -304,12 +319,3 @@ def _latent_chunk_bytes(layer: LayerSpec, settings: FilledSettings) -> int:
     heads = mixer.num_heads // settings.tensor_parallel_size
     size = element_bytes(settings.dtype)
     return tokens * (heads * (mixer.qk_nope_head_size + mixer.v_head_size) + mixer.cache_elements_per_token) * size
-
-
-def _encoder_stage(vision: VisionProfile, spec: ModelSpec, settings: FilledSettings) -> tuple[int, int]:
-    """(peak, what stays alive afterwards) of running the encoder over the largest batch of items."""
-    size = element_bytes(settings.dtype)
-    pixels = vision.num_items * vision.pixels_per_item * size
-    outputs = vision.num_items * vision.tokens_per_item * vision.output_width(spec.hidden_size) * size
-    inside = vision.num_items * vision.patches_per_item * vision.peak_width * size
-    return pixels + inside, pixels + outputs

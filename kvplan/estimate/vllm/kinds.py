@@ -13,7 +13,9 @@ from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease, vllm_release
 from kvplan.catalog.spec import ModelSpec, SoftmaxAttention
 from kvplan.estimate.parallel import ParallelLayout
+from kvplan.estimate.vllm.encoders import ENCODERS
 from kvplan.estimate.vllm.prediction import VllmPrediction
+from kvplan.estimate.vllm.vision import has_uncounted_encoder
 from kvplan.estimate.vllm.weights import stored_formats
 
 _QUANTIZED_CACHES: Final = ("fp8", "int8", "nvfp4")
@@ -54,7 +56,7 @@ def deployment_kinds(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction
         "weights": _weights(spec, settings.quantization),
         "attention": _attention(spec),
         "feed forward": "experts" if spec.is_mixture else "no experts",
-        "inputs": _inputs(spec, text_only=settings.language_model_only),
+        "inputs": _inputs(spec, predicted, release),
         "drafter": _drafter(predicted, spec),
         "parallel": _parallel(spec, ParallelLayout.of(settings)),
         "KV cache": _cache(settings.kv_cache_dtype),
@@ -91,9 +93,14 @@ def _attention(spec: ModelSpec) -> str:
     return "full attention" if windows <= {"full"} else "windows"
 
 
-def _inputs(spec: ModelSpec, *, text_only: bool) -> str:
-    towers = {extra.kind for extra in spec.extras} & {"vision", "audio", "encoder"}
-    return "text alone" if text_only or not towers else f"{'and'.join(sorted(towers))} inputs"
+def _inputs(spec: ModelSpec, predicted: VllmPrediction, release: VllmRelease) -> str:
+    settings, second_runner = predicted.settings.serving, predicted.settings.second_runner
+    towers = {extra.kind for extra in spec.extras} & ENCODERS
+    if settings.language_model_only or not towers:
+        return "text alone"
+    if has_uncounted_encoder(spec, settings, release, second_runner=second_runner):
+        return "an encoder whose peak is not counted"
+    return f"{'and'.join(sorted(towers))} inputs"
 
 
 def _cache(kv_cache_dtype: str) -> str:

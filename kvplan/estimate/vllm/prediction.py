@@ -51,7 +51,7 @@ from kvplan.estimate.vllm.leftovers import profile_leftovers
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.offloading import offloaded_bytes
-from kvplan.estimate.vllm.runners import kept_state_bytes
+from kvplan.estimate.vllm.runners import embedded_step_bytes, kept_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings, resolve_settings
 from kvplan.estimate.vllm.weights import (
     AllocatorKind,
@@ -266,15 +266,25 @@ def _rank_memory(
     spec, settings = known.spec, resolved.serving
     parts = _rank_parts(known, part, gpu, resolved, release)
     embeds, samples, num_layers = part.start == 0, part.stop == spec.num_layers, parts.num_layers
-    peak = activation_peak(
-        spec, parts.layer_kinds, gpu, resolved, release, num_layers=num_layers, embeds=embeds, samples=samples
-    )
     graphs = _graph_bytes(spec, parts, gpu, resolved, release)
-    keeps_state = samples and resolved.second_runner and release.counts_runner_state
+    keeps_state = resolved.second_runner and release.counts_runner_state
+    state = kept_state_bytes(spec, settings) if keeps_state and samples else 0
+    state += embedded_step_bytes(spec, settings) if keeps_state and embeds else 0
     given = settings.kv_cache_memory_bytes
     weights = parts.weight_bytes + parts.buffer_bytes_per_token * settings.max_num_batched_tokens
     weights += per_layer_input_bytes(spec, settings) + (stream_buffer_bytes(spec, settings) if samples else 0)
     offloaded = offloaded_bytes(spec, part, gpu, settings, weights)
+    peak = activation_peak(
+        spec,
+        parts.layer_kinds,
+        gpu,
+        resolved,
+        release,
+        num_layers=num_layers,
+        weight_bytes=weights - offloaded,
+        embeds=embeds,
+        samples=samples,
+    )
     left = profile_leftovers(spec, parts, gpu, resolved, release, samples=samples, embeds=embeds)
     return RankMemory(
         weight_bytes=weights - offloaded,
@@ -296,7 +306,7 @@ def _rank_memory(
         if given is None
         else settings.device_memory_bytes - others_bytes(settings),
         blocks=parts.blocks,
-        state_bytes=kept_state_bytes(spec, settings) if keeps_state else 0,
+        state_bytes=state,
         needs_block_per_sequence=needs_block_per_sequence(spec, gpu, settings, release),
         given_pool_bytes=given,
         offloaded_bytes=offloaded,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.dtypes import element_bytes
+from kvplan.estimate.vllm.encoders import ENCODERS
 from kvplan.settings import FilledSettings, ServingSettings
 
 _TOKEN_LISTS = 3 * 1024 + 128 + 1024 + 129 + 128
@@ -46,6 +47,16 @@ def _runs_drafter(spec: ModelSpec, settings: ServingSettings, release: VllmRelea
     if method == "eagle3" and has_stages and not release.second_runner_eagle3_stages:
         return False
     return method in release.second_runner_drafters
+
+
+def embedded_step_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
+    """Return the embedded tokens of one step that the second runner keeps on the first stage of a model that sees.
+
+    ``inputs_embeds`` of vllm/v1/worker/gpu/mm/encoder_runner.py, EncoderRunner (read in 0.27.1, 0.28.0 and 0.33.0).
+    """
+    if settings.language_model_only or not any(extra.kind in ENCODERS for extra in spec.extras):
+        return 0
+    return settings.max_num_batched_tokens * spec.hidden_size * element_bytes(settings.dtype)
 
 
 def kept_state_bytes(spec: ModelSpec, settings: FilledSettings) -> int:

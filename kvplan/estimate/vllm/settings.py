@@ -18,7 +18,7 @@ from kvplan.estimate.vllm.budget import UNIFIED_EXTRA_GIB, check_free, others_by
 from kvplan.estimate.vllm.cache_dtypes import kv_cache_dtype
 from kvplan.estimate.vllm.modalities import NO_LIMIT, modality_limits
 from kvplan.estimate.vllm.runners import in_second_runner
-from kvplan.estimate.vllm.vision import whole_item_tokens
+from kvplan.estimate.vllm.vision import has_uncounted_encoder, whole_item_tokens
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import GIB, format_bytes
 
@@ -37,6 +37,11 @@ _V0_DEFAULT_CONTEXT_TOKENS = 2048
 _UNIFIED_NOTE = (
     f"{UNIFIED_EXTRA_GIB:g} GiB of the overhead are what vLLM's processes take of the memory that GPU and host share; "
     "page cache in use, compilers and other programs count as well, so that start-ups differ by several GiB."
+)
+
+_UNCOUNTED_NOTE = Caveat(
+    "What the encoder takes while vLLM measures its peak is not counted for this model: where that is more than the "
+    "decoder takes, the KV cache is smaller than predicted (--language-model-only leaves the encoder out)."
 )
 
 
@@ -115,6 +120,8 @@ def resolve_settings(spec: ModelSpec, gpu: GpuProfile, asked: ServingSettings, r
     # On a CPU the budget counts what the process holds, whichever runner it is, and nothing is captured.
     second_runner = not gpu.is_cpu and in_second_runner(spec, asked, release)
     notes += _draft_limit(spec, release, max_model_len) if second_runner else []
+    if has_uncounted_encoder(spec, serving, release, second_runner=second_runner):
+        notes.append(_UNCOUNTED_NOTE)
     return VllmSettings(
         serving=serving,
         states_per_request=_states_per_request(spec, gpu, asked, release),

@@ -265,10 +265,14 @@ def per_layer_input_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
 
     ``per_layer_embeddings`` in vllm/model_executor/models/gemma3n_mm.py and gemma4_mm.py (read in 0.32 and 0.33).
     """
-    table = next((tensor for tensor in spec.tensors if tensor.name == "embed_tokens_per_layer"), None)
-    if table is None or not isinstance(spec.raw_config.get("text_config"), Mapping):
+    if not isinstance(spec.raw_config.get("text_config"), Mapping):
         return 0
-    return settings.max_num_batched_tokens * table.shape[1] * element_bytes(settings.dtype)
+    return settings.max_num_batched_tokens * layer_input_width(spec) * element_bytes(settings.dtype)
+
+
+def layer_input_width(spec: ModelSpec) -> int:
+    """Return the elements of a token's inputs for all layers (Gemma 3n, Gemma 4 E); 0 for other models."""
+    return next((tensor.shape[1] for tensor in spec.tensors if tensor.name == "embed_tokens_per_layer"), 0)
 
 
 def _chosen(mixer: Mixer) -> int:

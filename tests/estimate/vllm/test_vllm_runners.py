@@ -144,6 +144,16 @@ def test_the_second_runner_profiles_no_encoder_before_027() -> None:
     assert predict("gemma-3-27b", "0.27.0").rank.activation.encoder_bytes == stages["0.24.0"]
 
 
+def test_the_second_runner_keeps_a_steps_embedded_tokens_of_models_that_see() -> None:
+    """EncoderRunner.inputs_embeds, of the first stage (vllm/v1/worker/gpu/mm/encoder_runner.py)."""
+
+    def kept(version: str = "0.28.0", **settings: object) -> int:
+        return predict("gemma-3-27b", version, max_num_batched_tokens=4096, **settings).rank.state_bytes
+
+    assert kept() - kept(language_model_only=True) == 4096 * 5376 * 2
+    assert kept("0.26.0") == 0
+
+
 @pytest.mark.parametrize(("gpu", "num_bytes"), [("h100-sxm", 32 * MIB), ("a100-80gb-sxm", 8320 * 1024)])
 def test_cublas_is_there_before_the_budget_from_033_on(gpu: str, num_bytes: int) -> None:
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 8192, "warm_start": True}
