@@ -39,9 +39,11 @@ COUNTED_ELSEWHERE = {
     *("ChatGLMModel", "DeciLMForCausalLM", "DeepseekForCausalLM", "InternLM2ForCausalLM", "Phi3VForCausalLM"),
     *("QWenLMHeadModel", "DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration", "MiniMaxText01ForCausalLM"),
     *("Mistral3ForConditionalGeneration", "WhisperForConditionalGeneration"),
+    *("Ernie4_5_VLMoeForConditionalGeneration", "MiMoV2ForCausalLM"),
 }
 """The code of the first six comes with the checkpoint. The next three are counted by other classes below or as vLLM's.
-transformers ties Mistral 3's head where the config is silent, and counts Whisper's encoder in."""
+transformers ties Mistral 3's head where the config is silent, and counts Whisper's encoder in. It knows the last two
+under other keys: ERNIE's is a row of ``tests/data/counted_configs.json``, MiMo's files are compared below."""
 OTHERS = [
     pytest.param(profile["name"], marks=pytest.mark.exhaustive)
     for profile in profiles()
@@ -73,7 +75,13 @@ def test_litgpts_shapes_against_transformers(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma-3-4b", "qwen2-vl-2b", "qwen3-vl-2b", "llava-1.5-7b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gemma-3-4b", "qwen2-vl-2b", "qwen3-vl-2b", "llava-1.5-7b", "gemma-4-26b-a4b"),
+        *("glm-4.6v-flash", "glm-4.6v-fp8", "glm-ocr"),
+    ],
+)
 def test_towers_against_transformers(name):
     profile = find_profile(name)
     assert profile is not None
@@ -127,6 +135,9 @@ def test_a_hybrid_mixture_in_granites_keys():
         ("mixtral-8x7b", 12.9, 0.05),  # Mistral's announcement
         ("deepseek-v3", 37, 0.6),  # its model card
         ("qwen3-30b-a3b", 3.3, 0.06),  # its model card
+        ("hy3", 21, 0.6),  # github.com/vllm-project/recipes, as the next two
+        ("mimo-v2.5-pro", 42, 0.6),
+        ("qwen3.8-2.4t-a95b", 95, 0.6),
         ("dbrx", 36, 0.6),  # github.com/databricks/dbrx, README.md
     ],
 )
@@ -156,10 +167,17 @@ def test_active_parameters_stated_without_embeddings(name, total, active, embedd
         ("laguna-s-2.1-int4", 0, 92.84 * GIB),  # the same
         ("qwen3.8-27b-awq-bf16-int4", 2, 28.9e9),  # its page, as others quote it
         ("glm-5.3-flash", 1, 305.79 * GIB),  # row Y001 of tests/data/vllm_startups.csv
+        ("kimi-k2.5", 0, 554.27 * GIB),  # of K2.7-Code: github.com/gogongxt/python, scripts/models/kimi_k2.7_code.md
+        ("mimo-v2.5-pro", 0, 962.40 * GIB),  # scripts/models/mimo_v2.5_pro.md there, with drafters
+        ("mimo-v2.5", 0, (293.40 - 1.13) * GIB),  # scripts/models/mimo_v2.5.md there, without drafters
     ],
 )
 def test_checkpoints_are_as_large_as_their_files(name, drafter_bytes, published_bytes):
-    """With towers and drafter. GLM-5.3-Flash's has attention in 8 bits, which vLLM makes 16 of: 0.4 % of it."""
+    """With towers and drafter.
+
+    Kimi's tower is not counted, nor MiMo's for sound (0.5 GiB). GLM-5.3-Flash's has attention in 8 bits,
+    which vLLM makes 16 of: 0.4 % of it.
+    """
     spec = resolve_model(name)
     drafter = sum(extra.num_parameters or 0 for extra in spec.extras if extra.kind == "multi_token_prediction")
     found = size_weights(spec, "bfloat16").total_bytes + extra_bytes(spec, "bfloat16") + drafter_bytes * drafter
