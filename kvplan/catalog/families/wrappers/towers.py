@@ -286,6 +286,18 @@ def _mimo(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount
     return TowerCount(3 * frames * patch**2 * hidden + layers * layer + sinks + merger, 0, layers)
 
 
+def _muse_glimmer(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """Muse Glimmer's encoder: learned positions, norms before and behind its layers; three matrices project."""
+    hidden = vision.integer("hidden_size", default=1536)
+    inner, layers = vision.integer("intermediate_size", default=8960), vision.layers(*_LAYER_KEYS, default=50)
+    patch, frames = vision.integer("patch_size", default=14), vision.integer("patch_temporal", default=2)
+    places = vision.integer("pos_emb_height", default=32) * vision.integer("pos_emb_width", default=32)
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    tower = (3 * frames * patch**2 + places + 4) * hidden + layers * layer
+    merged, wide = outer.integer("out_hidden_size", default=6144), outer.integer("projector_hidden_size", default=4096)
+    return TowerCount(tower, merged * wide + wide * wide + wide * text_hidden, layers)
+
+
 _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "clip_vision_model": _clip,
     "siglip_vision_model": _siglip,
@@ -311,6 +323,8 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "phi3_v": _phi3_vision,
     "hunyuan_vl": _hunyuan_vl,
     "hunyuan_vl_vision": _hunyuan_vl,
+    "muse_glimmer": _muse_glimmer,
+    "muse_glimmer_vision": _muse_glimmer,
     "mimovl": _mimo,
     "mimo_v2": _mimo,
 }
