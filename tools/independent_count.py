@@ -16,6 +16,8 @@ from typing import Any
 TOWERS = (
     "visual",
     "vision_tower",
+    "vision_adapter",
+    "vision_projection",
     "vision_model",
     "vision_embedder",
     "embed_vision",

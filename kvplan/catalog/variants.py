@@ -88,6 +88,7 @@ _FORMATS: Final[tuple[NamedFormat, ...]] = (
         "bitsandbytes, 4 bits",
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "llm_int8_skip_modules": ["lm_head"]},
     ),
+    NamedFormat(r"-qat-w4a16-ct", "int4, groups of 32", _packed(4, strategy="group", group_size=32)),
     NamedFormat(r"-(?:quantized\.)?w4a16", "int4, groups of 128", _packed(4, strategy="group", group_size=128)),
     NamedFormat(r"-(?:quantized\.)?w8a(?:8|16)|-int8", "int8, one scale per channel", _packed(8, strategy="channel")),
     NamedFormat(
@@ -95,15 +96,24 @@ _FORMATS: Final[tuple[NamedFormat, ...]] = (
         "fp8, one scale per tensor, beside scales for an fp8 KV cache (--kv-cache-dtype fp8)",
         {"quant_method": "fp8", "activation_scheme": "static", "modules_to_not_convert": ["lm_head"]},
     ),
+    NamedFormat(
+        r"-fp8-block",
+        "fp8, blocks of 128 x 128",
+        _packed(8, "float", strategy="block", block_structure=[128, 128]),
+    ),
     NamedFormat(r"-fp8-dynamic", "fp8, one scale per channel", _packed(8, "float", strategy="channel")),
-    NamedFormat(r"-nvfp4|-fp4", "NVFP4", _NVFP4),
+    NamedFormat(r"-nvfp4(?:-v2|-w4a4)?|-fp4", "NVFP4", _NVFP4),
     NamedFormat(r"-(?:bf16|fp16)", "16 bits", None),
 )
 _FP8_OF_QWEN: Final = NamedFormat(r"-fp8", "fp8, blocks of 128 x 128", _FP8_BLOCKS)
 _FP8_OF_OTHERS: Final = NamedFormat(
     r"-fp8", "fp8, one scale per tensor", {"quant_method": "fp8", "activation_scheme": "static"}
 )
-"""``-FP8`` alone: Qwen publishes blocks, NVIDIA and Red Hat one scale per tensor."""
+_IN_BLOCKS: Final = ("", "qwen", "stepfun-ai", "inclusionai")
+"""``-FP8`` alone: these publish blocks, NVIDIA and Red Hat one scale per tensor."""
+
+_FP8_OF_GLM_4: Final = NamedFormat(r"-fp8", "fp8, one scale per channel", _packed(8, "float", strategy="channel"))
+"""As the config of GLM-4.5-FP8 has it (hlky/dinoml_v2, agents/plans/transformers/glm4_moe), and of 4.5V and 4.6V."""
 
 _AWQ_OF_CYANKIWI: Final = NamedFormat(
     r"-awq(?:-(?:int4|4bit))?",
@@ -140,9 +150,19 @@ _SAME_SHAPE: Final[tuple[tuple[str, str], ...]] = (
     (r"glm-4\.5(-air)?-base", r"glm-4.5\1"),
     (r"codellama-(13b|34b)-instruct(?:-hf)?", r"codellama-\1"),
     (r"mixtral-8x22b-instruct", "mixtral-8x22b-instruct"),
+    (r"minimax-m2(?:\.1)?", "minimax-m2.5"),
+    (r"phi-4-mini-reasoning", "phi-4-mini"),
+    (r"(?:vllm-)?translategemma-(4b|27b)-it", r"gemma-3-\1"),
+    (r"deepseek-v4-pro-(?:0813|dspark)", "deepseek-v4-pro"),
+    (r"deepseek-v4-flash-dspark", "deepseek-v4-flash-0731"),
+    (r"nvidia-nemotron-3-super-120b-a12b-base", "nemotron-3-super-120b-fp8"),
+    (r"lfm2\.5-1\.2b-jp(?:-202606)?", "lfm2-1.2b"),
+    (r"paddleocr-vl-1\.[56]", "paddleocr-vl"),
 )
 """Names of models with the shape and the positions of another one that ships: a pattern, and that profile.
 
+From MiniMax M2 on: vLLM's recipes serve them with the other one's size and context length
+(github.com/vllm-project/recipes, 8959cf6).
 Qwen3.8-27B: its index's total size is 55,562,855,904 B, that of Qwen3.5-27B to the byte.
 """
 
@@ -152,13 +172,19 @@ _LONGER: Final[tuple[tuple[str, str, Config], ...]] = (
         r"qwen3-\1",
         {"max_position_embeddings": 262144, "rope_theta": 5000000},
     ),
+    (r"qwen3guard-gen-(0\.6b|4b|8b)", r"qwen3-\1", {"max_position_embeddings": 32768}),
+    (r"qwen2\.5-32b", "qwen2.5-32b-instruct", {"max_position_embeddings": 131072}),
+    (r"phi-4-reasoning", "phi-4", {"max_position_embeddings": 32768}),
+    (r"ministral-3-(3b|8b|14b)-(?:reasoning|base)-2512", r"ministral-3-\1", {"quantization_config": None}),
 )
-"""Names of models with the layers of one that ships and other positions: a pattern, that profile, and what differs.
+"""Names of models with the layers of one that ships and other positions or weights: a pattern, that profile, and what
+differs (None: not there).
 
 Qwen3-235B-A22B's of July 2025: their model cards name the same layers, heads and experts, and 262,144 tokens natively.
+The others: positions and formats as in vLLM's recipes.
 """
 
-_PUBLISHED_PLAIN: Final = ("qwen3.6-", "gemma-4-")
+_PUBLISHED_PLAIN: Final = ("qwen3.6-", "gemma-4-", "glm-4.5v", "glm-4.6v")
 """Families whose unquantized checkpoints are what their maker publishes; of some, only a quantized profile ships."""
 
 
@@ -246,18 +272,20 @@ def _by_name(profiles: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, An
 
 def _shape(stem: str, shapes: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
     plain = stem.removeprefix("meta-")
-    for candidate in (stem, plain, f"{plain}-hf", f"{stem}-v0.1"):
+    for candidate in (stem, plain, f"{plain}-hf", f"{stem}-v0.1", f"{stem}-bf16"):
         if candidate in shapes:
             return shapes[candidate]
     for pattern, base in _SAME_SHAPE:
         match = re.fullmatch(pattern, stem)
         if match:
             return shapes.get(match.expand(base))
-    for pattern, base, positions in _LONGER:
+    for pattern, base, differences in _LONGER:
         match = re.fullmatch(pattern, stem)
         profile = shapes.get(match.expand(base)) if match else None
         if profile is not None:
-            return {**profile, "config": {**profile["config"], **positions}}
+            changed = {**profile["config"], **differences}
+            gone = {key for key, value in differences.items() if value is None}
+            return {**profile, "config": {key: value for key, value in changed.items() if key not in gone}}
     return None
 
 
@@ -273,7 +301,9 @@ def _split(last: str, organisation: str) -> tuple[str, NamedFormat | None]:
 def _fp8(last: str, organisation: str) -> NamedFormat:
     if organisation in ("meta-llama", "") and re.search(r"\bllama-3\.1-405b\b", last):
         return _FP8_OF_META
-    return _FP8_OF_QWEN if organisation in ("qwen", "") else _FP8_OF_OTHERS
+    if organisation == "zai-org" and last.startswith("glm-4."):
+        return _FP8_OF_GLM_4
+    return _FP8_OF_QWEN if organisation in _IN_BLOCKS else _FP8_OF_OTHERS
 
 
 def _stored_as(config: Mapping[str, Any], stored: NamedFormat) -> Config:

@@ -113,6 +113,8 @@ PROFILES = {
     "DeepseekForCausalLM": "deepseek-moe-16b",
     "Ernie4_5_MoeForCausalLM": "ernie-4.5-21b-a3b",
     "Glm4MoeForCausalLM": "glm-4.5-air",
+    "HYV3ForCausalLM": "hy3",
+    "HunYuanMoEV1ForCausalLM": "hunyuan-a13b",
     "MixtralForCausalLM": "mixtral-8x7b",
     "PhiMoEForCausalLM": "phi-3.5-moe",
     "Qwen2MoeForCausalLM": "qwen1.5-moe-a2.7b",
@@ -136,7 +138,7 @@ def _planned(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]
     """The planner's figures under the names of the engine's; ``dtype`` is that of the published weights."""
     try:
         spec = read_config(config, model_id="model")
-        found = predict(spec, ServingSettings(**settings), EngineDevice(700 * GIB))
+        found = predict(spec, ServingSettings(**settings), EngineDevice(2000 * GIB))
     except KvplanError:
         return {"outcome": "refused"}
     if found.outcome != "ok":
@@ -156,7 +158,7 @@ def _planned(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]
 def _served(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     try:
         model = read_engine_config(config)
-        found = engine_outcome(EngineConfig(model=config, **settings), settings["dtype"], 700 * GIB)  # type: ignore[arg-type]
+        found = engine_outcome(EngineConfig(model=config, **settings), settings["dtype"], 2000 * GIB)  # type: ignore[arg-type]
     except EngineError:
         return {"outcome": "refused"}
     if found["outcome"] == "ok":
@@ -194,8 +196,8 @@ def test_a_block_of_a_config_without_dtype_is_not_twice_as_large(
     served = CpuDevice(GIB).auto_dtype(engine_model.dtype)
     spec = read_config(config, model_id="model")
     assert engine_dtype(spec, "auto", EngineDevice(GIB, has_bfloat16_units=has_units)) == served
-    engine = engine_outcome(EngineConfig(model=config, max_num_seqs=32), served, 700 * GIB)  # type: ignore[arg-type]
-    planner = predict(spec, ServingSettings(max_num_seqs=32), EngineDevice(700 * GIB, has_bfloat16_units=has_units))
+    engine = engine_outcome(EngineConfig(model=config, max_num_seqs=32), served, 2000 * GIB)  # type: ignore[arg-type]
+    planner = predict(spec, ServingSettings(max_num_seqs=32), EngineDevice(2000 * GIB, has_bfloat16_units=has_units))
     assert (planner.block_bytes, planner.num_blocks) == (engine["block_bytes"], engine["num_blocks"])
 
 

@@ -37,11 +37,15 @@ SAMPLE = (
 
 COUNTED_ELSEWHERE = {
     *("ChatGLMModel", "DeciLMForCausalLM", "DeepseekForCausalLM", "InternLM2ForCausalLM", "Phi3VForCausalLM"),
-    *("QWenLMHeadModel", "DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration", "MiniMaxText01ForCausalLM"),
+    *("QWenLMHeadModel", "DeepseekOCRForCausalLM", "PixtralForConditionalGeneration", "Step3p5ForCausalLM"),
+    *("DeepseekV41ForCausalLM", "KimiK3ForConditionalGeneration", "MiniMaxText01ForCausalLM"),
     *("Mistral3ForConditionalGeneration", "WhisperForConditionalGeneration"),
+    *("Ernie4_5_VLMoeForConditionalGeneration", "MiMoV2ForCausalLM"),
 }
-"""The code of the first six comes with the checkpoint. The next three are counted by other classes below or as vLLM's.
-transformers ties Mistral 3's head where the config is silent, and counts Whisper's encoder in."""
+"""The code of the first nine comes with the checkpoint, or vLLM's is the only one. The next three are counted by other
+classes below or as vLLM's. transformers ties Mistral 3's head where the config is silent, and counts Whisper's encoder
+in. It knows the last two under other keys: ERNIE's is a row of ``tests/data/counted_configs.json``, MiMo's files are
+compared below."""
 OTHERS = [
     pytest.param(profile["name"], marks=pytest.mark.exhaustive)
     for profile in profiles()
@@ -73,7 +77,13 @@ def test_litgpts_shapes_against_transformers(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma-3-4b", "qwen2-vl-2b", "qwen3-vl-2b", "llava-1.5-7b", "gemma-4-26b-a4b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gemma-3-4b", "qwen2-vl-2b", "qwen3-vl-2b", "llava-1.5-7b", "gemma-4-26b-a4b"),
+        *("glm-4.6v-flash", "glm-4.6v-fp8", "glm-ocr", "muse-glimmer-30b"),
+    ],
+)
 def test_towers_against_transformers(name):
     profile = find_profile(name)
     assert profile is not None
@@ -88,11 +98,14 @@ def test_towers_against_transformers(name):
         ("qwen-7b", 15_442_649_088),
         ("internlm2.5-7b", 15_475_417_088),
         ("chatglm3-6b", 12_487_168_064 - 64),  # the index counts the 32 rotary frequencies too
+        ("deepseek-ocr", 2 * 3_336_106_240),  # github.com/gogongxt/python, scripts/models/deepseek_ocr.md
+        ("muse-glimmer-30b", 59_553_253_376),  # github.com/vllm-project/recipes, Muse-Glimmer-30B.yaml
     ],
 )
 def test_totals_of_published_indexes(name, total_size):
-    """Architectures that transformers does not have: ``total_size`` of the checkpoint's index, 2 bytes a parameter."""
-    assert 2 * resolve_model(name).num_parameters == total_size
+    """``total_size`` of the checkpoint's index, 2 bytes a parameter: language model, towers and what joins them."""
+    spec = resolve_model(name)
+    assert 2 * (spec.num_parameters + sum(extra.num_parameters or 0 for extra in spec.extras)) == total_size
 
 
 def test_whisper_is_its_checkpoint_without_the_encoder():
@@ -127,6 +140,13 @@ def test_a_hybrid_mixture_in_granites_keys():
         ("mixtral-8x7b", 12.9, 0.05),  # Mistral's announcement
         ("deepseek-v3", 37, 0.6),  # its model card
         ("qwen3-30b-a3b", 3.3, 0.06),  # its model card
+        ("hy3", 21, 0.6),  # github.com/vllm-project/recipes, as the next ones
+        ("mimo-v2.5-pro", 42, 0.6),
+        ("qwen3.8-2.4t-a95b", 95, 0.6),
+        ("inkling", 41, 0.6),
+        ("ling-3.0-flash", 5.5, 0.06),
+        ("trinity-large", 13, 0.6),
+        ("hunyuan-a13b", 13, 0.6),
         ("dbrx", 36, 0.6),  # github.com/databricks/dbrx, README.md
     ],
 )
@@ -156,10 +176,18 @@ def test_active_parameters_stated_without_embeddings(name, total, active, embedd
         ("laguna-s-2.1-int4", 0, 92.84 * GIB),  # the same
         ("qwen3.8-27b-awq-bf16-int4", 2, 28.9e9),  # its page, as others quote it
         ("glm-5.3-flash", 1, 305.79 * GIB),  # row Y001 of tests/data/vllm_startups.csv
+        ("kimi-k2.5", 0, 554.27 * GIB),  # of K2.7-Code: github.com/gogongxt/python, scripts/models/kimi_k2.7_code.md
+        ("mimo-v2.5-pro", 0, 962.40 * GIB),  # scripts/models/mimo_v2.5_pro.md there, with drafters
+        ("mistral-medium-3.5-128b", 0, 133.6e9),  # workingset 0.2.0, workingset/model.py
+        ("mimo-v2.5", 0, (293.40 - 1.13) * GIB),  # scripts/models/mimo_v2.5.md there, without drafters
     ],
 )
 def test_checkpoints_are_as_large_as_their_files(name, drafter_bytes, published_bytes):
-    """With towers and drafter. GLM-5.3-Flash's has attention in 8 bits, which vLLM makes 16 of: 0.4 % of it."""
+    """With towers and drafter.
+
+    Kimi's tower is not counted, nor MiMo's for sound (0.5 GiB). GLM-5.3-Flash's has attention in 8 bits,
+    which vLLM makes 16 of: 0.4 % of it.
+    """
     spec = resolve_model(name)
     drafter = sum(extra.num_parameters or 0 for extra in spec.extras if extra.kind == "multi_token_prediction")
     found = size_weights(spec, "bfloat16").total_bytes + extra_bytes(spec, "bfloat16") + drafter_bytes * drafter

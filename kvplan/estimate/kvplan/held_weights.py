@@ -250,9 +250,14 @@ def _is_product(mixer: Mixer, tensor: Tensor) -> bool:
 
 
 def _products_of_experts(mixture: MoeFeedForward) -> Iterator[Tensor]:
-    """Experts and shared ones, not the projections around them. Where experts' outputs are scaled, these are wide."""
+    """Experts and shared ones, not the projections around them.
+
+    Where experts' outputs are scaled, these are wide, and so are experts of images, which the engine has no use for.
+    """
     are_scaled = any(tensor.name.endswith("per_expert_scale") for tensor in mixture.tensors)
     for tensor in mixture.tensors:
+        if tensor.name.startswith("mlp.images."):
+            continue
         is_shared = tensor.role == "linear" and not tensor.name.endswith(LATENT_PROJECTIONS)
         if is_shared or (tensor.role == "expert" and not are_scaled):
             yield tensor

@@ -24,6 +24,7 @@ from kvplan.catalog.families.softmax.mixtures import (
     read_feed_forwards,
 )
 from kvplan.catalog.families.softmax.plain import PlainFamily
+from kvplan.catalog.families.wrappers.towers import read_towers
 from kvplan.catalog.parts import (
     FULL,
     AttentionTraits,
@@ -91,7 +92,7 @@ def _decilm_width(multiple: float, hidden: int) -> int:
 
 
 def read_mimo_v2(view: ConfigView) -> Body:
-    """MiMo V2 Flash: sliding layers have their own number of KV heads, and attention sinks; values are narrower."""
+    """MiMo V2: sliding layers have their own number of KV heads, and attention sinks; values are narrower."""
     sizes = read_sizes(view, head_default=192)
     value = view.integer("v_head_dim", default=128)
     tokens = view.integer("sliding_window_size", "sliding_window", default=128)  # vLLM's key; transformers 5 adds one
@@ -124,7 +125,10 @@ def read_mimo_v2(view: ConfigView) -> Body:
         traits=_FLOAT32,
     )
     mixers = [full if window.kind == "full" else local for window in windows]
-    body = decoder_body(view, sizes, stacked(sizes, mixers, read_feed_forwards(view, family, sizes)))
+    # A config with towers: vLLM makes MiMoV2OmniForCausalLM of it (transformers_utils/model_arch_config_convertor.py).
+    sees = view.section("vision_config") is not None and view.texts("architectures") == ["MiMoV2ForCausalLM"]
+    extras = read_towers(view, sizes.hidden) if sees else ()
+    body = decoder_body(view, sizes, stacked(sizes, mixers, read_feed_forwards(view, family, sizes)), extras=extras)
     turned = rope_of_type(view, sizes.head, FULL_TYPE)
     theta = view.number("swa_rope_theta", default=turned.theta)
     local_head = view.integer("swa_head_dim", default=sizes.head)

@@ -124,6 +124,8 @@ class MixtureFamily:
     router_bias: Trait = False
     router_dtype: str = ""
     """Key of the router's dtype, where vLLM asks the config for it; ``traits`` say what it is without."""
+    listed: tuple[str, ...] = ()
+    """Keys that may have one number for each layer, the same for all."""
     traits: MoeTraits = PLAIN_EXPERTS
 
 
@@ -182,4 +184,12 @@ FAMILIES = {name: mixture_family(row) for name, row in family_rows("mixtures").i
 def read_mixture(view: ConfigView, family: MixtureFamily) -> Body:
     """A body with the family's attention and its mixture of experts."""
     sizes = read_sizes(view, head_default=family.plain.head_default)
+    view = view.changed({key: _same_for_all(view, key, sizes.layers) for key in family.listed if view.has(key)})
     return assemble(view, family.plain, sizes, read_feed_forwards(view, family, sizes))
+
+
+def _same_for_all(view: ConfigView, key: str, num_layers: int) -> int:
+    values = set(view.per_layer(key, num_layers, minimum=0))
+    if len(values) != 1:
+        raise view.reject(key, "the same number for all layers")
+    return values.pop()

@@ -181,15 +181,47 @@ def _glm5_next(vision: ConfigView, outer: ConfigView, text_hidden: int) -> Tower
     inner, layers = vision.integer("intermediate_size", default=4096), vision.layers(*_LAYER_KEYS, default=24)
     norms = 2 * hidden + 2 * (hidden // heads)
     layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True, gated=True) + norms
-    patch, frames = vision.integer("patch_size", default=14), vision.integer("temporal_patch_size", default=2)
-    embedding = _linear(vision.integer("in_channels", default=3) * frames * patch**2, hidden, bias=True)
     out, wide = (
         vision.integer("out_hidden_size", default=1536),
         vision.integer("projection_intermediate_size", default=10240),
     )
+    merger = _glm_merger(vision, hidden, out, wide)
+    return TowerCount(_glm_patches(vision, hidden) + layers * layer + hidden + merger, 0, layers)
+
+
+def _glm4v(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """GLM-4V's encoder: its MLPs are as wide as what it hands on, its merger as ``intermediate_size`` says."""
+    hidden, out = vision.integer("hidden_size", default=1536), vision.integer("out_hidden_size", default=4096)
+    layers = vision.layers("depth", default=24)
+    bias = vision.flag("attention_bias", default=False)
+    attention = 3 * _linear(hidden, hidden, bias=bias) + hidden * hidden
+    layer = attention + _mlp(hidden, out, bias=False, gated=True) + 2 * hidden
+    places = _patches(vision, image=336, patch=14) * hidden
+    merger = _glm_merger(vision, hidden, out, vision.integer("intermediate_size", default=13696))
+    return TowerCount(_glm_patches(vision, hidden) + places + layers * layer + 2 * hidden + merger, 0, layers)
+
+
+def _glm_ocr(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """GLM-OCR's encoder: norms of queries and keys, no positions, a merger as wide as out x channels."""
+    hidden, heads = vision.integer("hidden_size", default=1024), vision.integer("num_heads", default=16)
+    inner, layers = vision.integer("intermediate_size", default=4096), vision.layers(*_LAYER_KEYS, default=24)
+    bias = vision.flag("attention_bias", default=True)
+    norms = 2 * hidden + 2 * (hidden // heads)
+    layer = _attention(hidden, bias=bias) + _mlp(hidden, inner, bias=bias, gated=True) + norms
+    out = vision.integer("out_hidden_size", default=1536)
+    merger = _glm_merger(vision, hidden, out, out * vision.integer("in_channels", default=3))
+    return TowerCount(_glm_patches(vision, hidden) + layers * layer + hidden + merger, 0, layers)
+
+
+def _glm_patches(vision: ConfigView, hidden: int) -> int:
+    patch, frames = vision.integer("patch_size", default=14), vision.integer("temporal_patch_size", default=2)
+    return _linear(vision.integer("in_channels", default=3) * frames * patch**2, hidden, bias=True)
+
+
+def _glm_merger(vision: ConfigView, hidden: int, out: int, wide: int) -> int:
+    """A convolution that merges patches, and a gated merger."""
     merging = _linear(hidden * vision.integer("spatial_merge_size", default=2) ** 2, out, bias=True)
-    merger = merging + out * out + 2 * out + _mlp(out, wide, bias=False, gated=True)
-    return TowerCount(embedding + layers * layer + hidden + merger, 0, layers)
+    return merging + out * out + 2 * out + _mlp(out, wide, bias=False, gated=True)
 
 
 def _phi3_vision(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
@@ -233,6 +265,39 @@ def _hunyuan_vl(vision: ConfigView, outer: ConfigView, text_hidden: int) -> Towe
     return TowerCount(embedding + layers * layer + merger, 0, layers)
 
 
+def _mimo(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """MiMo V2.5's encoder: grouped heads, sinks but in layers that see everything, a merger without biases.
+
+    MiMoVisionTransformer (vllm/model_executor/models/mimo_v2_omni.py).
+    """
+    hidden, heads = vision.integer("hidden_size", default=1280), vision.integer("num_heads", default=32)
+    inner, layers = vision.integer("intermediate_size", default=4608), vision.layers("depth", default=28)
+    head, head_v = vision.integer("qk_channels", default=64), vision.integer("kv_channels", default=64)
+    kv_heads = vision.integer("num_key_value_heads", default=8)
+    attention = _linear(hidden, heads * head + kv_heads * (head + head_v), bias=True)
+    attention += _linear(heads * head_v, hidden, bias=True)
+    layer = attention + _mlp(hidden, inner, bias=True, gated=True) + 2 * hidden
+    everything = len(vision.items("fullatt_block_indexes") or [])
+    sinks = (layers - everything) * heads if vision.flag("use_sink", default=False) else 0
+    patch, frames = vision.integer("patch_size", default=16), vision.integer("temporal_patch_size", default=2)
+    wide = hidden * vision.integer("spatial_merge_size", default=2) ** 2
+    out = vision.integer("out_hidden_size", default=text_hidden)
+    merger = hidden + wide * wide + wide * out
+    return TowerCount(3 * frames * patch**2 * hidden + layers * layer + sinks + merger, 0, layers)
+
+
+def _muse_glimmer(vision: ConfigView, outer: ConfigView, text_hidden: int) -> TowerCount:
+    """Muse Glimmer's encoder: learned positions, norms before and behind its layers; three matrices project."""
+    hidden = vision.integer("hidden_size", default=1536)
+    inner, layers = vision.integer("intermediate_size", default=8960), vision.layers(*_LAYER_KEYS, default=50)
+    patch, frames = vision.integer("patch_size", default=14), vision.integer("patch_temporal", default=2)
+    places = vision.integer("pos_emb_height", default=32) * vision.integer("pos_emb_width", default=32)
+    layer = _attention(hidden, bias=True) + _mlp(hidden, inner, bias=True) + 4 * hidden
+    tower = (3 * frames * patch**2 + places + 4) * hidden + layers * layer
+    merged, wide = outer.integer("out_hidden_size", default=6144), outer.integer("projector_hidden_size", default=4096)
+    return TowerCount(tower, merged * wide + wide * wide + wide * text_hidden, layers)
+
+
 _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "clip_vision_model": _clip,
     "siglip_vision_model": _siglip,
@@ -250,11 +315,18 @@ _TOWERS: dict[str, Callable[[ConfigView, ConfigView, int], TowerCount]] = {
     "gemma4_vision": _gemma4,
     "glm5_next": _glm5_next,
     "glm5_next_vision": _glm5_next,
+    **dict.fromkeys(("glm4v", "glm4v_vision", "glm4v_moe", "glm4v_moe_vision", "glm46v"), _glm4v),
+    "glm_ocr": _glm_ocr,
+    "glm_ocr_vision": _glm_ocr,
     "mllama_vision_model": _mllama,
     "dots_ocr": _dots,
     "phi3_v": _phi3_vision,
     "hunyuan_vl": _hunyuan_vl,
     "hunyuan_vl_vision": _hunyuan_vl,
+    "muse_glimmer": _muse_glimmer,
+    "muse_glimmer_vision": _muse_glimmer,
+    "mimovl": _mimo,
+    "mimo_v2": _mimo,
 }
 
 

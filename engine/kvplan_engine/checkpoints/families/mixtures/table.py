@@ -145,7 +145,7 @@ def read_hy_v3(config: Config) -> ModelDescription:
         shared=shared_mlp(config, size * whole(config, "num_shared_experts", default=0)),
     )
     sparse = after_dense_ones(config, first=1)
-    return decoder(config, norms(config), attention(config, head_norm="head"), mixture, sparse)
+    return decoder(config, norms(config), attention(config, head_norm="head"), mixture, sparse, max_positions=131072)
 
 
 def read_deepseek_moe(config: Config) -> ModelDescription:
@@ -249,9 +249,11 @@ def read_granite_moe(config: Config) -> ModelDescription:
     )
 
 
-def _same_for_all(config: Config, *keys: str) -> int:
-    """A number that configs may give for each layer. ValueError where layers differ."""
-    value = next(config[key] for key in keys if config.get(key) is not None)
+def _same_for_all(config: Config, *keys: str, default: int | None = None) -> int:
+    """A number that configs may give for each layer. ValueError where layers differ, KeyError where there is none."""
+    value = next((config[key] for key in keys if config.get(key) is not None), default)
+    if value is None:
+        raise KeyError(keys[0])
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise ValueError(f"layers differ in their {keys[0]}")
@@ -267,7 +269,7 @@ def read_hunyuan_moe(config: Config) -> ModelDescription:
         _same_for_all(config, "num_experts"),
         _same_for_all(config, "moe_topk", "num_experts_per_tok"),
         mlp(config, size, bias=False),
-        shared=mlp(config, size * _same_for_all({"num_shared_expert": 1, **config}, "num_shared_expert"), bias=False),
+        shared=mlp(config, size * _same_for_all(config, "num_shared_expert", default=1), bias=False),
     )
     mixer = attention(config, head_norm="head", norm_after_rope=True)
     return decoder(config, norms({"rms_norm_eps": 1e-5, **config}), mixer, mixture)
