@@ -55,8 +55,8 @@ A100, A6000, RTX 3090 Ti, 4090, 5090 and L40 (0.05 to 0.2), and on H100 (0.2 and
 _REDUCTIONS_PER_LAYER, _REDUCTION_MIB = 2, 0.1
 """What a captured all-reduce takes where NCCL runs it, which puts further nodes into a graph for each: by pull request
 2192 of vllm-project/vllm, which measured memory with NCCL (then 2.18) and with vLLM's own kernel, 0.18 to 0.24 MiB on
-A100, A30 and T4. Under 0.19 to 0.28 it is 0.09 to 0.13, by what four L40S (T020) and pairs of RTX 3090 (R010) have
-beyond one GPU; P025, P026 and P032, which were collected later, have 0.09 to 0.11."""
+A100, A30 and T4. Under 0.19 to 0.28 five start-ups have 0.09 to 0.13 beyond what one GPU has: T020, R010, P025, P026
+and P032 of tests/data/vllm_startups.csv, on L40S, RTX 3090 and 4090."""
 
 
 def non_torch_bytes(
