@@ -69,9 +69,8 @@ class ImageSize:
 
 def largest_item(config: Mapping[str, Any], limits: Mapping[str, int]) -> ImageSize | None:
     """Return the largest image or video of a model, where prompts may have as many as ``limits`` say; else None."""
-    model_type = str(config.get("model_type", ""))
-    section = config if model_type in _UNWRAPPED else config.get("vision_config")
-    if not isinstance(section, Mapping):
+    section, model_type = _section(config), str(config.get("model_type", ""))
+    if section is None:
         return None
     row = _row_of(config)
     if row is not None:
@@ -84,9 +83,19 @@ def largest_item(config: Mapping[str, Any], limits: Mapping[str, int]) -> ImageS
     return None if image is None or image.tokens < 1 else image
 
 
+def _section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What describes the encoder. Copies of Llama 4 leave it out: all have the same tower."""
+    model_type = config.get("model_type")
+    if model_type in _UNWRAPPED:
+        return config
+    section = config.get("vision_config", {} if model_type == "llama4" else None)
+    return section if isinstance(section, Mapping) else None
+
+
 def has_reader(config: Mapping[str, Any]) -> bool:
     """Return whether the largest item of a model with this config is known."""
-    return str(config.get("model_type", "")) in _READERS or _row_of(config) is not None
+    is_known = str(config.get("model_type", "")) in _READERS or _row_of(config) is not None
+    return is_known and _section(config) is not None
 
 
 _GEMMA4_FRAMES, _GEMMA4_FRAME_TOKENS = 32, 70
