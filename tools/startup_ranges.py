@@ -47,7 +47,7 @@ from kvplan.estimate.vllm.ranges import (
     half_width_bytes,
     kv_range,
     range_amounts,
-    split_doubt_bytes,
+    split_loss_bytes,
     standing,
     warm_gain_bytes,
 )
@@ -241,7 +241,7 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
     rank, is_first_sight = found.rank, first is not None
     tokens, available = _observed_tokens(row, found), number(row["available_kv_gib"])
     pool = rank.available_kv_bytes / GIB
-    gain, loss = warm_gain_bytes(found) / GIB, split_doubt_bytes(spec, gpu, found).loss / GIB
+    gain, loss = warm_gain_bytes(found) / GIB, split_loss_bytes(spec, gpu, found) / GIB
     if first is None:
         first = FirstSight(pool, found.kv_cache_tokens, frozenset())
     else:

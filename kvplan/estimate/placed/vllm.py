@@ -12,7 +12,7 @@ from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.placed.placement import Placement, SizedDeployment
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
-from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range, split_doubt_bytes
+from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range, split_loss_bytes
 from kvplan.estimate.vllm.runners import embedded_step_bytes
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, MIB, format_bytes
@@ -98,15 +98,12 @@ def _option_notes(spec: ModelSpec, found: VllmPrediction, gpu: GpuProfile) -> It
         )
     peak = found.rank.activation
     if peak.peak_bytes > peak.warm_peak_bytes and settings.kv_cache_memory_bytes is None:
-        doubt = split_doubt_bytes(spec, gpu, found)
-        other, end = ("less", "low") if doubt.loss else ("more", "high")
-        still = (
-            f"; with vLLM {found.version} it may have {format_bytes(sum(doubt))} {other}, which the {end} end counts"
-        )
+        loss = split_loss_bytes(spec, gpu, found)
+        still = f"; with vLLM {found.version} it may have {format_bytes(loss)} less still, which the low end counts"
         yield (
             "A first start, which compiles kernels while vLLM measures its peak, has "
             f"{format_bytes(peak.peak_bytes - peak.warm_peak_bytes)} less for the KV cache than a later one, "
-            f"which finds them in its compile cache (--warm-start){still if any(doubt) else ''}."
+            f"which finds them in its compile cache (--warm-start){still if loss else ''}."
         )
     others = max(peak.decoder_bytes, peak.sampler_bytes, peak.compiling_bytes)
     if peak.encoder_bytes - others >= _NOTED_ENCODER_BYTES:

@@ -63,7 +63,7 @@ def profile_leftovers(
         for size in large_state_bytes(spec, resolved.serving):
             memory.allocate(size)
     segments = memory.reserved_bytes - memory.in_use_bytes
-    if not embeds or not release.counts_split_pieces:
+    if not embeds or not release.counts_split_pieces or not is_replayed(spec, gpu, resolved.serving):
         return Leftovers(segments)
     memory.max_split_bytes = None
     experts = moe_workspace_bytes(parts.layer_kinds, resolved.serving, release) if release.keeps_moe_workspace else 0
@@ -71,7 +71,10 @@ def profile_leftovers(
 
 
 def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> bool:
-    """Whether the order of allocations was read for such a deployment: softmax attention alone, with nothing beside."""
+    """Whether the order of allocations is known: for one GPU, softmax attention alone, no adapters and no drafter.
+
+    Of recurrent states some starts lose the matrix and others do not: their kernels are tried out in the first step.
+    """
     plain = all(isinstance(mixer, SoftmaxAttention) for layer in spec.layers for mixer in layer.mixers)
     beside = settings.enable_lora or spec.drafter is not None or gpu.unified_memory
     return plain and not beside and settings.tensor_parallel_size == 1
@@ -88,13 +91,14 @@ def _pinned_bytes(
 ) -> int:
     """Bytes of segments made for compiling that cuBLAS's workspace and the experts' buffers keep beside themselves."""
     matrix, hidden = lookup_bytes(spec, gpu, settings, release)
-    if not matrix:
+    attention = first.mixers[0]
+    if not matrix or not isinstance(attention, SoftmaxAttention):
         return 0
     reserved = memory.reserved_bytes
     memory.release(*[memory.allocate(size) for size in (matrix, hidden, hidden)])
     step = [memory.allocate(size) for size in (hidden, hidden)]
     if _is_plain(spec, first):
-        step.append(memory.allocate(_first_product_bytes(first, settings)))
+        step.append(memory.allocate(_first_product_bytes(attention, settings)))
     else:  # the first product of cuBLAS's is the head's: the step's other tensors are free again
         memory.release(step.pop())
         step.append(_logits(memory, spec, settings))
@@ -109,8 +113,7 @@ def _pinned_bytes(
 
 def _logits(memory: CachingAllocator, spec: ModelSpec, settings: FilledSettings) -> Piece:
     rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    vocabulary = spec.vocab_size // settings.tensor_parallel_size
-    return memory.allocate(rows * vocabulary * element_bytes(settings.dtype))
+    return memory.allocate(rows * spec.vocab_size * element_bytes(settings.dtype))
 
 
 def _is_plain(spec: ModelSpec, layer: LayerSpec) -> bool:
@@ -119,12 +122,7 @@ def _is_plain(spec: ModelSpec, layer: LayerSpec) -> bool:
     return not tensors or stored_formats(spec, "auto").of(tensors[0], 0) is None
 
 
-def _first_product_bytes(layer: LayerSpec, settings: FilledSettings) -> int:
-    """Result of a layer's first product for a step: queries, keys and values, or the mixer's first matrix alone."""
-    mixer, tp = layer.mixers[0], settings.tensor_parallel_size
-    if isinstance(mixer, SoftmaxAttention):
-        heads = mixer.num_heads // tp + max(mixer.num_kv_heads // tp, 1)
-        width = heads * mixer.head_size_k + max(mixer.num_kv_heads // tp, 1) * mixer.head_size_v
-    else:
-        width = max((tensor.shape[0] for tensor in mixer.tensors[:1]), default=0) // tp
+def _first_product_bytes(mixer: SoftmaxAttention, settings: FilledSettings) -> int:
+    """Queries, keys and values of a step in the first layer, one tensor."""
+    width = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_size_k + mixer.num_kv_heads * mixer.head_size_v
     return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import hypot
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import vllm_release
@@ -278,22 +278,15 @@ def warm_gain_bytes(predicted: VllmPrediction) -> int:
     return rank.activation.peak_bytes - rank.activation.warm_peak_bytes + rank.pinned_bytes
 
 
-class SplitDoubt(NamedTuple):
-    """Bytes that a first start may have less, and more, than predicted, as small tensors may keep a freed matrix."""
+def split_loss_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
+    """Return what a first start may have less than predicted where its release counts freed pieces that were split.
 
-    loss: int = 0
-    gain: int = 0
-
-
-def split_doubt_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> SplitDoubt:
-    """Return it where the release counts freed pieces and the order of allocations was read for no such deployment."""
+    None where the order of allocations is replayed, which decides it (``leftovers.is_replayed``).
+    """
     release, settings = vllm_release(predicted.version), predicted.settings.serving
     if predicted.rank.given_pool_bytes is not None or not release.counts_split_pieces:
-        return SplitDoubt()
-    matrix, pinned = lookup_bytes(spec, gpu, settings, release)[0], predicted.rank.pinned_bytes
-    if is_replayed(spec, gpu, settings) or not matrix:
-        return SplitDoubt()
-    return SplitDoubt(gain=pinned) if pinned > matrix // 2 else SplitDoubt(loss=matrix - pinned)
+        return 0
+    return 0 if is_replayed(spec, gpu, settings) else lookup_bytes(spec, gpu, settings, release)[0]
 
 
 def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
@@ -301,7 +294,7 @@ def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPredictio
     errors = startup_errors()
     known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
     half = half_width_bytes(range_amounts(spec, gpu, predicted, known), errors, errors.factors[known.group])
-    return max(predicted.rank.available_kv_bytes - split_doubt_bytes(spec, gpu, predicted).loss - half, 0)
+    return max(predicted.rank.available_kv_bytes - split_loss_bytes(spec, gpu, predicted) - half, 0)
 
 
 def kv_range(
@@ -320,9 +313,8 @@ def kv_range(
     factor, applied = errors.factors[known.group], range_amounts(spec, gpu, predicted, known)
     amounts = {cause: amount for cause, amount in applied.items() if cause not in explained}
     available, half = predicted.rank.available_kv_bytes, half_width_bytes(amounts, errors, factor)
-    doubt = SplitDoubt() if explained else split_doubt_bytes(spec, gpu, predicted)
-    low = max(available - doubt.loss - half, 0)
-    high = max(min(available + doubt.gain + half, predicted.rank.requested_bytes), 0)
+    loss = 0 if explained else split_loss_bytes(spec, gpu, predicted)
+    low, high = max(available - loss - half, 0), max(min(available + half, predicted.rank.requested_bytes), 0)
     few, many = low // predicted.bytes_per_block, high // predicted.bytes_per_block
     layout = 1.0 if known.unseen_layout is None else errors.layout_factor
     causes = [RangeCause(cause, half_width_bytes({cause: amount}, errors, factor)) for cause, amount in amounts.items()]
