@@ -35,6 +35,8 @@ from kvplan.settings import FilledSettings
 from kvplan.units import MIB
 
 _LOADING_SPLITS_BELOW = 20 * MIB
+_KEEPS_NOTHING = "Gemma"
+"""Gemma 3 1B's and Gemma 4 E2B's scaled lookups leave a piece of 16 and of 24 MiB, which the workspace takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,13 @@ def _pinned_bytes(
     experts_bytes: int,
 ) -> int:
     """Bytes of segments made for compiling that cuBLAS's workspace and the experts' buffers keep beside themselves."""
-    matrix, hidden = lookup_bytes(spec, gpu, settings, release)
+    matrix, output = lookup_bytes(spec, gpu, settings, release)
+    hidden = settings.max_num_batched_tokens * spec.hidden_size * element_bytes(settings.dtype)
     attention = first.mixers[0]
-    if not matrix or not isinstance(attention, SoftmaxAttention):
+    if not matrix or not isinstance(attention, SoftmaxAttention) or spec.architecture.startswith(_KEEPS_NOTHING):
         return 0
     reserved = memory.reserved_bytes
-    memory.release(*[memory.allocate(size) for size in (matrix, hidden, hidden)])
+    memory.release(*[memory.allocate(size) for size in (matrix, output, output)])
     step = [memory.allocate(size) for size in (hidden, hidden)]
     if _is_plain(spec, first):
         step.append(memory.allocate(_first_product_bytes(attention, settings)))
