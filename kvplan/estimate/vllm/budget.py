@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
-from kvplan.catalog.spec import LayerSpec, ModelSpec, StateMixer
+from kvplan.catalog.spec import LayerSpec, ModelSpec, MoeFeedForward, StateMixer
 from kvplan.errors import UsageError
 from kvplan.settings import FilledSettings, ServingSettings
 from kvplan.units import GIB, MIB, format_bytes
@@ -36,6 +36,7 @@ _HOPPER = 9
 _LARGEST_GRAPH, _LARGEST_GRAPH_ON_BLACKWELL = 512, 1024
 _LARGE_GRAPH_MODELS = ("GptOssForCausalLM",)
 _BLACKWELL = 10
+_CONSUMER_BLACKWELL = 12
 _FIRST_CAPTURE_GIB = 0.04
 _TENSOR_MAP_MIB = 22
 """What the driver keeps for each multiprocessor of a GPU of capability 10 and later once a Triton kernel with tensor
@@ -77,12 +78,21 @@ def non_torch_bytes(
     """
     if not release.counts_non_torch:
         return 0
-    total = release.non_torch_gib_on_hopper if _is_hopper_or_later(gpu) else release.non_torch_gib
+    layers = tuple(layers)
+    total = release.non_torch_gib_on_hopper if _loads_more_modules(gpu, layers) else release.non_torch_gib
     if settings.tensor_parallel_size > 1 or exchanges_tokens:
         total += _parallel_extra_gib(gpu, settings.tensor_parallel_size, release)
     if gpu.unified_memory:
         total += _CPU_EXTRA_GIB if gpu.is_cpu else UNIFIED_EXTRA_GIB
     return int(total * GIB) + tensor_map_bytes(gpu, release, layers)
+
+
+def _loads_more_modules(gpu: GpuProfile, layers: tuple[LayerSpec, ...]) -> bool:
+    """Whether kernels take what they do on Hopper: on consumer Blackwell, dense models have no more than on Ada."""
+    if compute_capability(gpu)[0] < _CONSUMER_BLACKWELL:
+        return _is_hopper_or_later(gpu)
+    parts = (part for layer in layers for part in (layer.feed_forward, *layer.mixers))
+    return any(isinstance(part, MoeFeedForward | StateMixer) for part in parts)
 
 
 def tensor_map_bytes(gpu: GpuProfile, release: VllmRelease, layers: Iterable[LayerSpec]) -> int:
