@@ -181,11 +181,15 @@ def test_units_hold_what_the_architecture_caches() -> None:
 
 WASTEFUL = {
     "deepseek-v4-flash": "most layers keep a row for 4 or 128 tokens beside a window of 128",
+    "deepseek-v4-flash-0731": "as deepseek-v4-flash",
     "deepseek-v4-flash-nvfp4": "as deepseek-v4-flash",
     "deepseek-v4-pro": "as deepseek-v4-flash",
     "deepseek-v4-pro-nvfp4": "as deepseek-v4-flash",
     "deepseek-v4.1-flash": "as deepseek-v4-flash, and only some layers keep such rows",
     "mimo-v2-flash": "keys of 192 and values of 128 elements",
+    "mimo-v2.5": "as mimo-v2-flash",
+    "mimo-v2.5-pro": "as mimo-v2-flash",
+    "inkling": "a window of 512 tokens lies in 33 blocks of 16, and 55 of 66 layers have it",
     "gemma-3-1b": "a window of 512 tokens lies in 33 blocks of 16, and 22 of 26 layers have it",
     "gemma-3n-e4b": "a window of 512 tokens, as gemma-3-1b",
 }

@@ -277,15 +277,16 @@ def read_bailing_hybrid(view: ConfigView) -> Body:
 def read_bailing_v3(view: ConfigView) -> Body:
     """Ling 3: of each group of layers the last, and all behind the last whole group, have gated latent attention.
 
-    The others are Kimi Delta Attention, whose decays and gates are matrices of full rank.
+    The others are Kimi Delta Attention, whose decays and gates are matrices of full rank. Saved by transformers 5, the
+    config has their heads under keys of their own, and under ``head_dim`` what is turned of a latent's.
     """
     sizes = read_sizes(view)
     if not view.flag("no_kda_lora", default=False):
         raise view.reject("no_kda_lora", "true (matrices of low rank are not known)")
     delta = kimi_delta(
         sizes.hidden,
-        sizes.heads,
-        sizes.head,
+        view.integer("linear_num_heads", default=sizes.heads),
+        view.integer("linear_head_dim", default=sizes.head),
         view.integer("short_conv_kernel_size", default=4),
         full_gate=True,
         full_decay=True,

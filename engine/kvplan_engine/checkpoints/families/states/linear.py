@@ -89,8 +89,11 @@ def _gate(config: dict[str, Any]) -> int:
 
 
 def _kimi_state(config: dict[str, Any]) -> State:
+    """Saved by transformers 5, the config has its heads under keys of their own."""
     kernel = whole(config, "short_conv_kernel_size", default=4)
-    return kimi_delta(int(config["num_attention_heads"]), head_size(config), kernel, full_gate=True, full_decay=True)
+    heads = whole(config, "linear_num_heads", "num_attention_heads")
+    size = whole(config, "linear_head_dim", default=head_size(config))
+    return kimi_delta(heads, size, kernel, full_gate=True, full_decay=True)
 
 
 def _bailing_state(config: dict[str, Any]) -> State:
