@@ -79,7 +79,7 @@ def non_torch_bytes(
     if not release.counts_non_torch:
         return 0
     layers = tuple(layers)
-    total = release.non_torch_gib_on_hopper if _loads_more_modules(gpu, layers) else release.non_torch_gib
+    total = release.non_torch_gib_on_hopper if _loads_more_modules(gpu, release, layers) else release.non_torch_gib
     if settings.tensor_parallel_size > 1 or exchanges_tokens:
         total += _parallel_extra_gib(gpu, settings.tensor_parallel_size, release)
     if gpu.unified_memory:
@@ -87,9 +87,13 @@ def non_torch_bytes(
     return int(total * GIB) + tensor_map_bytes(gpu, release, layers)
 
 
-def _loads_more_modules(gpu: GpuProfile, layers: tuple[LayerSpec, ...]) -> bool:
-    """Whether kernels take what they do on Hopper: on consumer Blackwell, dense models have no more than on Ada."""
-    if compute_capability(gpu)[0] < _CONSUMER_BLACKWELL:
+def _loads_more_modules(gpu: GpuProfile, release: VllmRelease, layers: tuple[LayerSpec, ...]) -> bool:
+    """Whether kernels take what they do on Hopper: dense models on consumer Blackwell take no more than on Ada.
+
+    So from 0.27 on, whose logs tell it; with memory that is the host's it cannot be told.
+    """
+    is_told = compute_capability(gpu)[0] >= _CONSUMER_BLACKWELL and release.counts_runner_state
+    if not is_told or gpu.unified_memory:
         return _is_hopper_or_later(gpu)
     parts = (part for layer in layers for part in (layer.feed_forward, *layer.mixers))
     return any(isinstance(part, MoeFeedForward | StateMixer) for part in parts)

@@ -108,9 +108,9 @@ newer) err by what they estimate of them, which older ones do not subtract at al
 from each other's outliers. Nor do newer start-ups of plain models from those of quantized, drafted or seeing ones,
 whose weights and encoders have been wrong by a GiB. Of older releases both are too few. Models with recurrent states
 run kernels of their own in the profile run: three newer start-ups (X011, X013, X040) had 2.1 to 2.5 GiB less than
-predicted, and nobody knows why. Compressed attention (DeepSeek V4) keeps its caches, and runs its kernels, in other ways
-from release to release: a first sight of it was 4 to 13 GiB off, of which the others have nothing to learn. Models with audio inputs have further towers, and tables of inputs for each layer, of
-which others have nothing (Gemma 3n, Gemma 4 E2B and E4B).
+predicted, and nobody knows why. Compressed attention (DeepSeek V4) keeps its caches in other ways from release to
+release: first sights of it were 4 to 13 GiB off, from which others have nothing to learn. Models with audio inputs have
+further towers, and tables of inputs for each layer, of which others have nothing (Gemma 3n, Gemma 4 E2B and E4B).
 """
 
 
