@@ -71,6 +71,7 @@ class VllmRelease:
     keeps_reduced_tensors: bool
     awq_keeps_partial_sums: bool
     keeps_moe_workspace: bool
+    marlin_before_triton: bool
     grows_attention_workspace: bool
     reserves_latent_splits: bool
     long_index_prompts: int

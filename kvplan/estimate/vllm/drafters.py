@@ -16,6 +16,7 @@ from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.activation import ActivationPeak, blas_workspace_bytes, decoder_bytes
+from kvplan.estimate.vllm.kernels import RepeatedScales
 from kvplan.estimate.vllm.weights import AllocatorKind, StoredFormats, rank_weight_bytes
 from kvplan.estimate.weights import quantized_bytes, served_bytes
 from kvplan.settings import FilledSettings
@@ -48,7 +49,7 @@ def drafter_weight_bytes(
     *,
     absorbs_latents: bool = False,
     allocator: AllocatorKind = "splitting",
-    repeats_block_scales: bool = False,
+    repeats_block_scales: RepeatedScales = "none",
 ) -> int:
     """Bytes of the drafter on one rank of the last stage.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from kvplan.catalog.devices.device_support import compute_capability
 from kvplan.catalog.devices.gpus import GpuProfile
@@ -219,14 +220,25 @@ def _indexed(mixer: LatentAttention | CompressedAttention) -> tuple[int, int]:
     return mixer.indexer.head_size, pool
 
 
-def repeats_block_scales(gpu: GpuProfile) -> bool:
-    """Whether Marlin runs 8-bit floats with a scale for each block: on NVIDIA GPUs without instructions for them.
+RepeatedScales = Literal["none", "linear", "all"]
+"""Whose blocks' scales Marlin repeats: nobody's, those of all layers but fused experts, or of all."""
+
+
+def repeats_block_scales(gpu: GpuProfile, release: VllmRelease) -> RepeatedScales:
+    """Which 8-bit floats with a scale for each block Marlin runs: all on NVIDIA GPUs without instructions for them.
+
+    From 0.29.0 on those of linear layers on compute capability 8.9, too, for which CUTLASS has no kernel and Marlin now
+    stands before Triton; of experts Triton's stays the first (fused_moe/oracle/fp8.py: _get_priority_backends).
 
     It takes a scale for each row and 128 inputs, so that each block's is repeated for its 128 rows, in the model's
     dtype (vllm/model_executor/layers/quantization/utils/marlin_utils_fp8.py: prepare_fp8_layer_for_marlin and
-    prepare_fp8_moe_layer_for_marlin, read in 0.27.1 and 0.29.0).
+    prepare_fp8_moe_layer_for_marlin, read in 0.27.1 and 0.29.0). Q011 of tests/data/vllm_startups.csv, on an L20,
+    names it.
     """
-    return (0, 0) < compute_capability(gpu) < _EIGHT_BIT_FLOATS_FROM
+    capability = compute_capability(gpu)
+    if (0, 0) < capability < _EIGHT_BIT_FLOATS_FROM:
+        return "all"
+    return "linear" if capability == _EIGHT_BIT_FLOATS_FROM and release.marlin_before_triton else "none"
 
 
 @dataclass(frozen=True, slots=True)

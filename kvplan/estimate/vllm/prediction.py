@@ -344,7 +344,7 @@ def _rank_parts(
     is_padded = spec.quantization is not None and spec.quantization.method == "mxfp4"
     experts = expert_layout(spec, gpu, release) if is_padded else ExpertLayout()
     allocator = _allocator(gpu, settings, release)
-    repeats = repeats_block_scales(gpu)
+    repeats = repeats_block_scales(gpu, release)
     loaded = (settings.num_speculative_tokens, settings.language_model_only, settings.lora_slots, experts, repeats)
     key = (part, layout, settings.dtype, quantization, settings.max_model_len, cached, loaded, allocator, release)
     if key in known.parts:

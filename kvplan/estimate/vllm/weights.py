@@ -20,7 +20,7 @@ from kvplan.catalog.spec import (
 from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.kernels import ExpertLayout
+from kvplan.estimate.vllm.kernels import ExpertLayout, RepeatedScales
 from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
@@ -100,8 +100,8 @@ class WeightShare:
     and Z013 of tests/data/vllm_startups.csv have 9.01 GiB of weights on each of two GPUs, as the checkpoint has, and
     not 9.15.
     """
-    repeats_block_scales: bool = False
-    """Whether a block's scale is repeated for each of its rows, in the model's dtype (``repeats_block_scales``)."""
+    repeats_block_scales: RepeatedScales = "none"
+    """Whose blocks' scales are repeated for each of their rows, in the model's dtype (``repeats_block_scales``)."""
 
 
 def stored_formats(spec: ModelSpec, requested: str) -> StoredFormats:
@@ -125,7 +125,7 @@ def rank_weight_bytes(
     qwen3_positions: int = 4,
     expert_layout: ExpertLayout = _PLAIN_EXPERTS,
     allocator: AllocatorKind = "splitting",
-    repeats_block_scales: bool = False,
+    repeats_block_scales: RepeatedScales = "none",
 ) -> int:
     """Bytes of the layers ``layers`` on one rank, with embedding, head and towers where they lie, and rope tables.
 
@@ -299,7 +299,8 @@ def tensor_bytes(tensor: Tensor, share: WeightShare) -> int:
     """Bytes of one tensor on one rank, scales and zero points included."""
     stored = share.formats.of(tensor, share.layer)
     if stored is not None:
-        if stored.block_shape is not None and share.repeats_block_scales:
+        repeated = share.repeats_block_scales
+        if stored.block_shape is not None and (repeated == "all" or (repeated == "linear" and tensor.role != "expert")):
             columns = stored.block_shape[1]
             stored = replace(stored, granularity="group", group_size=columns, scale_dtype=share.dtype)
         shape = _padded_shape(tensor, stored, share)
