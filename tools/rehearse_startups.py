@@ -108,8 +108,8 @@ class Environment:
             "TRITON_LIBCUDA_PATH": str(folder),
             "LIBRARY_PATH": str(folder),
             "CPATH": ":".join(map(str, self.packages.glob("nvidia/*/include"))),
-            # flashinfer compiles for the GPUs named here, else for what it finds, and refuses a family that its compiler
-            # does not know. Nothing runs: one of a family is enough, and 8.6 for all before 9.0
+            # flashinfer compiles for the GPUs named here, else for what it finds, and refuses a family that its
+            # compiler does not know. Nothing runs: one of a family is enough, and 8.6 for all before 9.0
             "FLASHINFER_CUDA_ARCH_LIST": "8.6" if int(major) < 9 else f"{major}.0a",
         }
 

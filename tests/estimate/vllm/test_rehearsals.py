@@ -25,7 +25,7 @@ def test_predicts_what_pytorch_holds_beside_the_kv_cache(case: Case, request: py
 
 
 def test_the_bytes_of_a_case_belong_together() -> None:
-    """What the budget counts is made of the parts that vLLM prints beside it, and PyTorch reserves what it allocates."""
+    """What the budget counts is made of what vLLM prints beside it, and PyTorch reserves what it allocates."""
     for measured in (case["measured"] for case in CASES):
         assert measured["weights"] <= measured["allocated_before"] <= measured["peak"]
         assert measured["allocated_after"] <= measured["reserved_after"]
