@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -51,10 +52,14 @@ vLLM's names), ``measured`` (bytes, by ``paper_gpu/start.py``)."""
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """kvplan's side of a case, in bytes: ``non_kv`` is what vLLM's budget counts of PyTorch's memory."""
+    """kvplan's side of a case, in bytes: ``non_kv`` is what vLLM's budget counts of PyTorch's memory.
+
+    ``pinned`` of it lie free in segments that the profile run made and cannot give back.
+    """
 
     weights: int
     non_kv: int
+    pinned: int
 
 
 def load_cases(path: Path = TABLE) -> list[Case]:
@@ -77,7 +82,15 @@ def predict(case: Case) -> Prediction:
         raise UsageError(f"{case['id']}: kvplan has no setting named {', '.join(sorted(unknown))}.")
     rank = predict_vllm(spec, find_gpu(case["gpu"]), ServingSettings(**case["settings"]), case["release"]).rank
     torch = rank.weight_bytes + rank.state_bytes + rank.activation.peak_bytes + rank.segment_bytes + rank.pinned_bytes
-    return Prediction(rank.weight_bytes, torch)
+    return Prediction(rank.weight_bytes, torch, rank.pinned_bytes)
+
+
+def summarise(cases: Sequence[Case]) -> str:
+    """Return how far off kvplan is over ``cases``: the median error, and the largest as share and as bytes."""
+    errors = [(abs(predict(case).non_kv - case["measured"]["non_kv"]), case["measured"]["non_kv"]) for case in cases]
+    shares = [error / total for error, total in errors]
+    median, most = statistics.median(shares), max(errors)[0] / MIB
+    return f"{len(cases)} cases: {median:.2%} off in the median, {max(shares):.2%} and {most:.0f} MiB at most"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +232,8 @@ def _rehearse(arguments: argparse.Namespace) -> int:
             if measured:
                 _print_case(case, measured)
                 sys.stdout.flush()
+        if not environments and chosen:
+            print(summarise(chosen))
     return 1 if failed else 0
 
 

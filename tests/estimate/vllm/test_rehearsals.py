@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.units import MIB
-from rehearse_startups import Case, load_cases, predict
+from rehearse_startups import ROOT, Case, load_cases, predict, summarise
 
 CASES = load_cases()
 _FLOOR, _SHARE = 64 * MIB, 0.003
@@ -22,6 +22,7 @@ def test_predicts_what_pytorch_holds_beside_the_kv_cache(case: Case, request: py
     measured, found = case["measured"], predict(case)
     assert found.non_kv == pytest.approx(measured["non_kv"], abs=_FLOOR, rel=_SHARE)
     assert found.weights == pytest.approx(measured["weights"], abs=_FLOOR, rel=_SHARE)
+    assert found.pinned == pytest.approx(measured["pinned"], abs=_FLOOR)
 
 
 def test_the_bytes_of_a_case_belong_together() -> None:
@@ -31,3 +32,8 @@ def test_the_bytes_of_a_case_belong_together() -> None:
         assert measured["allocated_after"] <= measured["reserved_after"]
         if measured["consumed"] is not None:
             assert measured["non_kv"] == measured["consumed"] + measured["headroom"]
+
+
+def test_the_page_says_what_the_table_says() -> None:
+    page = (ROOT / "docs" / "accuracy-details.md").read_text(encoding="utf-8")
+    assert summarise(CASES) in page
