@@ -15,7 +15,7 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.vllm.activation import cublas_bytes
 from kvplan.estimate.vllm.budget import largest_graph
-from kvplan.estimate.vllm.kernels import ExpertLayout, expert_layout
+from kvplan.estimate.vllm.kernels import ExpertLayout, expert_layout, repeats_block_scales
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator
 from kvplan.estimate.vllm.weights import padded_experts
@@ -235,3 +235,18 @@ def test_allocator_with_a_limit_splits_no_large_piece() -> None:
     memory.allocate(6 * MIB)
     memory.release_segments()
     assert memory.reserved_bytes - memory.in_use_bytes == 14 * MIB  # beside the 6 of a segment of 20
+
+
+@pytest.mark.parametrize(
+    ("gpu", "release", "repeated"),
+    [
+        ("a100-80gb", "0.28.0", "all"),
+        ("l40s", "0.28.0", "none"),
+        ("l40s", "0.29.0", "linear"),  # pull request 52182
+        ("h100-sxm", "0.29.0", "none"),
+    ],
+)
+def test_marlin_repeats_scales_of_blocks_where_no_kernel_stands_before_it(
+    gpu: str, release: str, repeated: str
+) -> None:
+    assert repeats_block_scales(find_gpu(gpu), vllm_release(release)) == repeated
