@@ -218,10 +218,9 @@ def _rehearse(arguments: argparse.Namespace) -> int:
                     print(f"{case['id']:55s} {now['error'][:200]}", flush=True)
                     failed += 1
                     continue
-                if measured not in (None, now):
-                    changed = [
-                        f"{key} {measured.get(key)} -> {now[key]}" for key in now if measured.get(key) != now[key]
-                    ]
+                known = measured or {}
+                changed = [f"{key} {known[key]} -> {now[key]}" for key in known if known[key] != now[key]]
+                if changed:
                     print(f"{case['id']:55s} measured before: {', '.join(changed)}")
                     failed += not arguments.write
                 measured = now

@@ -22,7 +22,8 @@ def test_predicts_what_pytorch_holds_beside_the_kv_cache(case: Case, request: py
     measured, found = case["measured"], predict(case)
     assert found.non_kv == pytest.approx(measured["non_kv"], abs=_FLOOR, rel=_SHARE)
     assert found.weights == pytest.approx(measured["weights"], abs=_FLOOR, rel=_SHARE)
-    assert found.pinned == pytest.approx(measured["pinned"], abs=_FLOOR)
+    if "pinned" in measured:  # the first cases were measured before it was
+        assert found.pinned == pytest.approx(measured["pinned"], abs=_FLOOR)
 
 
 def test_the_bytes_of_a_case_belong_together() -> None:
