@@ -88,8 +88,8 @@ _OF_SOURCES: Final = 0.88
 _ROWS_OF_A_SOURCE: Final = 4
 """Rows of one source whose share of misses varies by chance as sources vary among each other: 0.9 x 0.1 over 0.02.
 
-Until 2026-11-30 each source counted alike and to 0.9. Then a source of one row (an MI300X whose prompts take eight times
-as long as predicted) doubled the interval of all. TPOT and throughput are held to 0.88 in the mean of sources.
+Until 2026-11-30 each source counted alike and to 0.9. Then a source of one row (an MI300X whose prompts take eight
+times as long as predicted) doubled the interval of all. TPOT and throughput are held to 0.88 in the mean of sources.
 """
 _TAILS: Final = tuple(n / 1000 for n in range(50, 19, -1))
 """Down to 2 % beyond each end: what lies further out is one row or two."""

@@ -175,8 +175,8 @@ def test_failed_starts_are_predicted_not_to_fit(scores) -> None:  # type: ignore
     failed, wrong = tool.failures(scores)
     assert len(failed) >= 6
     # W026: memory that is the host's. V249: it is not stated how its two GPUs share the model. T005 and T022: 1,024
-    # sequences under a fork of 0.27, where 8 and 15 GiB are missing for a cause that is not known. V207: its utilization
-    # is not stated, and its vision tower is not counted.
+    # sequences under a fork of 0.27, where 8 and 15 GiB are missing for a cause that is not known. V207: its
+    # utilization is not stated, and its vision tower is not counted.
     assert [score.id for score in wrong] == ["V207", "V249", "W026", "T005", "T022"]
 
 
