@@ -119,7 +119,7 @@ def _overhead_notes(spec: ModelSpec, found: VllmPrediction) -> Iterator[str]:
     """What the overhead holds besides libraries and graphs: what the second model runner keeps, and free segments."""
     if found.rank.state_bytes:
         kept, seqs = format_bytes(found.rank.state_bytes), found.settings.serving.max_num_seqs
-        seen = " and of a step's embedded tokens" if embedded_step_bytes(spec, found.settings.serving) else ""
+        seen = " and for a step's embedded tokens" if embedded_step_bytes(spec, found.settings.serving) else ""
         yield (
             f"Model Runner V2, vLLM {found.version}'s default for this model: {kept} of the overhead is what it keeps "
             f"for {seqs} sequences (penalties, grammars){seen}; --max-num-seqs lowers it."

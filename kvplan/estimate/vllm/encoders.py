@@ -62,7 +62,7 @@ class ImageSize:
     video_items: int = 1
     """How many such images' pixels, patches and tokens the longest video has that releases with long videos profile."""
     dummy_tokens: int = 0
-    """What the dummy item puts out, where that is less than ``tokens``."""
+    """Tokens of the dummy item where they are others than ``tokens``, by which the budget counts."""
     gated_width: int = 0
     """Inner width of a gated MLP behind a norm that adds: wider than the attention where norms leave their inputs."""
 

@@ -9,7 +9,6 @@ what the second runner's tensors take of them; and in 0.27.0 to 0.30 cuBLAS's wo
 2. The first step then allocates these outputs again, the first product's result, and, as this is the first product of
    cuBLAS, its workspace, which stays (torch/aten: getCUDABlasLtWorkspace). Each takes the smallest piece that is large
    enough. Where that is the freed matrix, the workspace is split off it and keeps its segment.
-
 3. The buffers of fused experts stay, too, and take what is left of the matrix.
 
 From 0.31 on the profile run splits no piece of 20 MiB and more. The order was read off vLLM 0.29 and 0.33 that ran on
@@ -73,13 +72,14 @@ def profile_leftovers(
 
 
 def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> bool:
-    """Whether the order of allocations is known: for one GPU, softmax attention alone, no adapters and no drafter.
+    """Whether the order of allocations is known: one GPU of NVIDIA's with memory of its own, softmax attention alone.
 
-    Of recurrent states some starts lose the matrix and others do not: their kernels are tried out in the first step.
+    Neither adapters nor a drafter. Of recurrent states some starts lose the matrix and others do not: their kernels are tried out in the first step.
     """
     plain = all(isinstance(mixer, SoftmaxAttention) for layer in spec.layers for mixer in layer.mixers)
-    beside = settings.enable_lora or spec.drafter is not None or gpu.unified_memory
-    return plain and not beside and settings.tensor_parallel_size == 1
+    beside = settings.enable_lora or spec.drafter is not None
+    is_read = gpu.vendor == "nvidia" and not gpu.unified_memory
+    return plain and is_read and not beside and settings.tensor_parallel_size == 1
 
 
 def _pinned_bytes(
@@ -100,7 +100,7 @@ def _pinned_bytes(
     reserved = memory.reserved_bytes
     memory.release(*[memory.allocate(size) for size in (matrix, output, output)])
     step = [memory.allocate(size) for size in (hidden, hidden)]
-    if _is_plain(spec, first):
+    if _is_plain(spec, first, settings.quantization):
         step.append(memory.allocate(_first_product_bytes(attention, settings)))
     else:  # the first product of cuBLAS's is the head's: the step's other tensors are free again
         memory.release(step.pop())
@@ -119,10 +119,10 @@ def _logits(memory: CachingAllocator, spec: ModelSpec, settings: FilledSettings)
     return memory.allocate(rows * spec.vocab_size * element_bytes(settings.dtype))
 
 
-def _is_plain(spec: ModelSpec, layer: LayerSpec) -> bool:
-    """Whether cuBLAS multiplies in the layer's first product: its matrix is not quantized."""
+def _is_plain(spec: ModelSpec, layer: LayerSpec, quantization: str) -> bool:
+    """Whether cuBLAS multiplies in the layer's first product: its matrix is quantized neither before nor in loading."""
     tensors = [tensor for mixer in layer.mixers for tensor in mixer.tensors if len(tensor.shape) > 1]
-    return not tensors or stored_formats(spec, "auto").of(tensors[0], 0) is None
+    return not tensors or stored_formats(spec, quantization).of(tensors[0], 0) is None
 
 
 def _first_product_bytes(mixer: SoftmaxAttention, settings: FilledSettings) -> int:
