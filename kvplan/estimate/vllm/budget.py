@@ -53,6 +53,7 @@ them; one on an H100 prints what the first runner would."""
 _WHOLE_LAYER_MIB, _WHOLE_LAYER_MIB_ON_HOPPER = 0.1, 0.2
 """The same of whole decode steps: what estimates of vLLM 0.18 to 0.29 have beyond pieces and the first capture, on
 A100, A6000, RTX 3090 Ti, 4090, 5090 and L40 (0.05 to 0.2), and on H100 (0.2 and 0.3)."""
+_OWN_REDUCTION_RANKS = (2, 4, 6, 8)
 _REDUCTIONS_PER_LAYER, _REDUCTION_MIB = 2, 0.1
 """What a captured all-reduce takes where NCCL runs it, which puts further nodes into a graph for each: by pull request
 2192 of vllm-project/vllm, which measured memory with NCCL (then 2.18) and with vLLM's own kernel, 0.18 to 0.24 MiB on
@@ -170,12 +171,17 @@ def cudagraph_bytes(
 
 
 def _reduces_with_nccl(gpu: GpuProfile, settings: FilledSettings) -> bool:
-    """Whether vLLM leaves its own all-reduce off: for more than two GPUs without NVLink, and for two that cannot read
-    each other's memory (vllm/distributed/device_communicators/custom_all_reduce.py, CustomAllreduce.__init__)."""
+    """Whether vLLM leaves its own all-reduce off: over several nodes, and for numbers of GPUs that it is not made for.
+
+    Also for more than two GPUs without NVLink, and for two that cannot read each other's memory
+    (vllm/distributed/device_communicators/custom_all_reduce.py: _SUPPORTED_WORLD_SIZES, CustomAllreduce.__init__).
+    """
     ranks = settings.tensor_parallel_size
-    if ranks == 1 or gpu.vendor != "nvidia" or gpu.joins_by_nvlink(ranks):
+    if ranks == 1 or gpu.vendor != "nvidia":
         return False
-    return ranks > 2 or not gpu.peer_access
+    if ranks > gpu.max_gpus_per_node or ranks not in _OWN_REDUCTION_RANKS:
+        return True
+    return not gpu.joins_by_nvlink(ranks) and (ranks > 2 or not gpu.peer_access)
 
 
 def requested_bytes(settings: FilledSettings, release: VllmRelease) -> int:

@@ -141,6 +141,7 @@ def test_graphs_have_further_nodes_where_nccl_reduces() -> None:
     assert layer_graphs("rtx-3090", 4) == layer_graphs("l40s", 4) == layer_graphs("rtx-3090", 2)
     assert layer_graphs("l40s", 2) == layer_graphs("rtx-3090", 2, bridged=True) == alone
     assert layer_graphs("h100-sxm", 4) == layer_graphs("h100-sxm", 1)
+    assert layer_graphs("gb10", 2) > layer_graphs("gb10", 1), "two nodes"
 
 
 def gpt_oss_weights(model: str, gpu: str, version: str, ranks: int = 1) -> float:
