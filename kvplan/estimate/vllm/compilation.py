@@ -8,16 +8,18 @@ The largest argument is the embedding's matrix: looking tokens up is a kernel wi
 are the rank's whole matrix and two outputs for a step of ``max_num_batched_tokens`` tokens, before and after the norm.
 So it was in vLLM 0.25.1, 0.29.0 and 0.33.0 (PyTorch 2.11, 2.13, 2.14) run without a GPU (``tools/paper_gpu``); kernels
 that are timed with a buffer as large as the L2 cache between runs (speedup_by_combo_kernel) come before it and are
-smaller. Models that take images or sounds look tokens
-up before their compiled decoder (vllm/v1/worker/gpu_model_runner.py, _dummy_run: inputs_embeds), and have no such
-kernel unless they are served as language models alone. Then Gemma 4's E models look up a second table, of inputs for
-every layer, which is several times as large (vllm/model_executor/models/gemma4.py, get_per_layer_inputs, read in 0.30;
-Gemma 3n's is looked up before, in gemma3n_mm.py). A Gemma 4 E2B with that table in 4 bits had 1.07 GiB less at its
+smaller.
+
+Models that take images or sounds look tokens up before their compiled decoder (vllm/v1/worker/gpu_model_runner.py,
+_dummy_run: inputs_embeds), and have no such kernel unless they are served as language models alone. Then Gemma 4's E
+models look up a second table, of inputs for every layer, which is several times as large
+(vllm/model_executor/models/gemma4.py, get_per_layer_inputs, read in 0.30; Gemma 3n's is looked up before, in
+gemma3n_mm.py). A Gemma 4 E2B with that table in 4 bits had 1.07 GiB less at its
 first start on a T4 (xbill9/gemma4-dev): 1.06 by this account, the table with its scales.
 
 A later start with the same settings finds its kernels in the compile cache (~/.cache/vllm, which a container loses) and
 takes nothing of this. Issue 54383 of vllm-project/vllm measured both for Qwen3-32B-AWQ on two RTX 4090: 0.47 GiB less
-for each GPU's cache at the first start (0.46 by this account), and issue 54122 tens of GiB for a model with large
+for each GPU's cache at the first start (0.43 by this account), and issue 54122 tens of GiB for a model with large
 lookup tables.
 
 In 0.27.0 to 0.30 a first start may lose the matrix again (``estimate.vllm.leftovers``).
@@ -69,4 +71,6 @@ def _runs_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, rel
         return False
     if spec.quantization is not None and spec.quantization.method == "gguf":
         return False
-    return settings.language_model_only or not taken_modalities(spec)
+    # Some configs do not say it where others do (Qwen3-Omni, copies of Llama 4), but have a tower.
+    takes_items = taken_modalities(spec) or any(extra.kind in ("vision", "audio") for extra in spec.extras)
+    return settings.language_model_only or not takes_items

@@ -284,7 +284,7 @@ def test_a_start_of_two_gpus_that_others_measured_both_ways() -> None:
         "qwen3-32b", "rtx-4090", "0.28.0", quantization="awq", tensor_parallel_size=2, gpu_memory_utilization=0.85,
         max_num_batched_tokens=3584, max_num_seqs=40,
     )  # fmt: skip
-    assert warm_gain_bytes(found) / GIB == pytest.approx(0.47, abs=0.05)
+    assert warm_gain_bytes(found) / GIB == pytest.approx(0.47, abs=0.05)  # 0.43
 
 
 @pytest.mark.parametrize(
@@ -310,6 +310,11 @@ def test_gemma_4s_inputs_of_every_layer_are_the_largest_table_that_is_timed() ->
     assert alone.compiling_bytes == (262144 + 2 * 2048) * 35 * 256 * 2
     assert predict("gemma-4-e2b").rank.activation.compiling_bytes == 0
     assert predict("gemma-3n-e4b", language_model_only=True).rank.activation.compiling_bytes < 2 * GIB
+
+
+@pytest.mark.parametrize("model", ["qwen3-omni-30b-a3b", "llama-4-scout", "phi-3-vision-128k"])
+def test_models_whose_config_names_no_tower_look_tokens_up_before_too(model: str) -> None:
+    assert predict(model, gpu="h200").rank.activation.compiling_bytes == 0
 
 
 def test_only_the_first_stage_has_the_embedding() -> None:
