@@ -28,7 +28,7 @@ from kvplan.estimate.vllm.prediction import predict_vllm
 from kvplan.estimate.vllm.ranges import CAUSES, kv_pool_low_bytes, kv_range, split_loss_bytes, warm_gain_bytes
 from kvplan.paths import profiles_dir
 from kvplan.settings import ServingSettings
-from kvplan.units import GIB
+from kvplan.units import GIB, MIB
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -144,6 +144,21 @@ def test_a_first_start_may_lose_the_embeddings_copy(
     placed = place(spec, gpu, EngineChoice("vllm", version), ServingSettings(max_model_len=4096, warm_start=warm))
     assert any("less still, which the low end counts" in note for note in placed.notes) is (doubt > 0)
     assert any("cannot give back" in note for note in placed.notes) is (pinned > 0)
+
+
+def test_a_loss_is_in_the_interval_where_only_nvidias_order_was_read() -> None:
+    spec, gpu = resolve_model("qwen3-4b"), find_gpu("mi300x")
+    found = predict_vllm(spec, gpu, ServingSettings(max_model_len=4096), "0.29")
+    assert found.rank.pinned_bytes == 0
+    assert split_loss_bytes(spec, gpu, found) == spec.vocab_size * spec.hidden_size * 2
+
+
+def test_the_first_product_of_weights_made_fp8_is_not_cublas() -> None:
+    plain, made = (
+        predict_vllm(resolve_model("qwen3-4b"), find_gpu("l4"), ServingSettings(quantization=name), "0.29").rank
+        for name in ("auto", "fp8")
+    )
+    assert made.pinned_bytes < 64 * MIB < plain.pinned_bytes
 
 
 def test_weights_from_a_checkpoint_narrow_the_interval() -> None:
