@@ -74,7 +74,8 @@ def profile_leftovers(
 def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> bool:
     """Whether the order of allocations is known: one GPU of NVIDIA's with memory of its own, softmax attention alone.
 
-    Neither adapters nor a drafter. Of recurrent states some starts lose the matrix and others do not: their kernels are tried out in the first step.
+    Neither adapters nor a drafter. Of recurrent states some starts lose the matrix and others do not: their kernels are
+    tried out in the first step.
     """
     plain = all(isinstance(mixer, SoftmaxAttention) for layer in spec.layers for mixer in layer.mixers)
     beside = settings.enable_lora or spec.drafter is not None
