@@ -104,7 +104,8 @@ def test_every_profile_has_the_pool_that_was_predicted() -> None:
             states |= {name} if spec.has_state and ranks == 8 else set()
             few_bits |= {name} if spec.quantization is not None and ranks == 8 else set()
             if pool.engine.layout.is_uniform and not spec.has_indexer and pool.vllm.num_groups == 1:
-                assert pool.engine.kv_cache_tokens == pool.vllm.kv_cache_tokens, (name, gpu, ranks)
+                # vLLM multiplies a quotient by the length and rounds down, which may lose one.
+                assert 0 <= pool.engine.kv_cache_tokens - pool.vllm.kv_cache_tokens <= 1, (name, gpu, ranks)
     assert counted > 1200
     assert min(len(latent), len(states), len(few_bits)) > 10
 

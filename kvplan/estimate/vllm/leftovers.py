@@ -80,7 +80,8 @@ def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> b
     plain = all(isinstance(mixer, SoftmaxAttention) for layer in spec.layers for mixer in layer.mixers)
     beside = settings.enable_lora or spec.drafter is not None
     is_read = gpu.vendor == "nvidia" and not gpu.unified_memory
-    return plain and is_read and not beside and settings.tensor_parallel_size == 1
+    shares = settings.tensor_parallel_size * settings.data_parallel_size  # a pipeline's first stage begins alike
+    return plain and is_read and not beside and shares == 1
 
 
 def _pinned_bytes(

@@ -369,7 +369,7 @@ def _rank_parts(
     if allocator == "limited":
         from_plain = spec.quantization is None and quantization == "fp8"
         share = WeightShare(settings.dtype, formats, layout, expert_layout=experts, allocator=allocator)
-        is_plain = spec.quantization is None and not from_plain and not spec.extras and not spec.further_ropes
+        is_plain = formats.quantization is None and not spec.extras and not spec.further_ropes
         rope = rope_table_bytes(spec, settings.dtype, settings.max_model_len, release.qwen3_positions)
         beside, free_pieces = loaded_beside(
             as_stored, part, share, from_plain=from_plain, rope_bytes=rope if is_plain else 0

@@ -288,7 +288,7 @@ def split_loss_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction
     None where the order of allocations is replayed, which decides it (``leftovers.is_replayed``).
     """
     release, settings = vllm_release(predicted.version), predicted.settings.serving
-    if predicted.rank.given_pool_bytes is not None or not release.counts_split_pieces:
+    if predicted.rank.given_pool_bytes is not None or not release.counts_split_pieces or settings.expandable_segments:
         return 0
     return 0 if is_replayed(spec, gpu, settings) else lookup_bytes(spec, gpu, settings, release)[0]
 
