@@ -113,7 +113,7 @@ _IN_BLOCKS: Final = ("", "qwen", "stepfun-ai", "inclusionai")
 """``-FP8`` alone: these publish blocks, NVIDIA and Red Hat one scale per tensor."""
 
 _FP8_OF_GLM_4: Final = NamedFormat(r"-fp8", "fp8, one scale per channel", _packed(8, "float", strategy="channel"))
-"""As the config of GLM-4.5-FP8 has it (hlky/dinoml_v2, agents/plans/transformers/glm4_moe), and of 4.5V and 4.6V."""
+"""Format that the configs of GLM-4.5-FP8 (hlky/dinoml_v2, agents/plans/transformers/glm4_moe), 4.5V and 4.6V state."""
 
 _AWQ_OF_CYANKIWI: Final = NamedFormat(
     r"-awq(?:-(?:int4|4bit))?",

@@ -183,7 +183,7 @@ def test_active_parameters_stated_without_embeddings(name, total, active, embedd
     ],
 )
 def test_checkpoints_are_as_large_as_their_files(name, drafter_bytes, published_bytes):
-    """With towers and drafter.
+    """Totals with towers and drafter.
 
     Kimi's tower is not counted, nor MiMo's for sound (0.5 GiB). GLM-5.3-Flash's has attention in 8 bits,
     which vLLM makes 16 of: 0.4 % of it.

@@ -100,7 +100,7 @@ def has_reader(config: Mapping[str, Any]) -> bool:
 
 _GEMMA4_FRAMES, _GEMMA4_FRAME_TOKENS = 32, 70
 GEMMA4_VIDEO_TOKENS, _GEMMA4_DUMMY_TOKENS = _GEMMA4_FRAMES * (_GEMMA4_FRAME_TOKENS + 2 + 6), _GEMMA4_FRAMES * 8 * 8
-"""Of 32 frames, with marks and a time (vllm/model_executor/models/gemma4_mm.py, get_mm_max_tokens_per_item)."""
+"""Tokens of 32 frames, with marks and a time (vllm/model_executor/models/gemma4_mm.py, get_mm_max_tokens_per_item)."""
 
 
 def _number(section: Mapping[str, Any], name: str, default: int) -> int:

@@ -29,11 +29,9 @@ from kvplan.estimate.vllm.memo import RankParts
 from kvplan.estimate.vllm.runners import large_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator, Piece
-from kvplan.estimate.vllm.weights import stored_formats
+from kvplan.estimate.vllm.weights import NEVER_SPLIT_FROM, stored_formats
 from kvplan.settings import FilledSettings
-from kvplan.units import MIB
 
-_LOADING_SPLITS_BELOW = 20 * MIB
 _KEEPS_NOTHING = "Gemma"
 """Gemma 3 1B's and Gemma 4 E2B's scaled lookups leave a piece of 16 and of 24 MiB, which the workspace takes."""
 
@@ -59,7 +57,7 @@ def profile_leftovers(
     """Return what a rank with ``parts`` keeps; nothing where the release's budget counts tensors alone."""
     if not release.counts_runner_state or resolved.serving.expandable_segments or gpu.vendor != "nvidia":
         return Leftovers()
-    memory = CachingAllocator.with_pieces(parts.free_pieces, _LOADING_SPLITS_BELOW)
+    memory = CachingAllocator.with_pieces(parts.free_pieces, NEVER_SPLIT_FROM)
     if samples and resolved.second_runner:
         for size in large_state_bytes(spec, resolved.serving):
             memory.allocate(size)
@@ -72,10 +70,10 @@ def profile_leftovers(
 
 
 def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> bool:
-    """Whether the order of allocations is known: one GPU of NVIDIA's with memory of its own, softmax attention alone.
+    """Whether the order of allocations is known: whole layers on an NVIDIA GPU with its own memory, softmax attention.
 
-    Neither adapters nor a drafter. Of recurrent states some starts lose the matrix and others do not: their kernels are
-    tried out in the first step.
+    There are neither adapters nor a drafter. Of recurrent states some starts lose the matrix and others do not: their
+    kernels are tried out in the first step.
     """
     plain = all(isinstance(mixer, SoftmaxAttention) for layer in spec.layers for mixer in layer.mixers)
     beside = settings.enable_lora or spec.drafter is not None

@@ -89,7 +89,7 @@ class RankMemory:
     segment_bytes: int = 0
     """Of ``non_torch_bytes``: what PyTorch keeps of segments that are partly in use, where the budget counts it."""
     pinned_bytes: int = 0
-    """Of ``non_torch_bytes``: a freed matrix that a first start cannot give back (``leftovers.profile_leftovers``)."""
+    """Part of ``non_torch_bytes``: a freed matrix that a first start cannot give back (``profile_leftovers``)."""
     offloaded_bytes: int = 0
     """``--cpu-offload-gb``: weights that lie in the host's memory, beside ``weight_bytes``."""
 

@@ -184,7 +184,7 @@ def loaded_beside(
     not split (vllm/model_executor/layers/quantization/online/fp8.py and model_loader/reload/layerwise.py; 0.27.1, 0.32
     and 0.33).
     """
-    memory, expected, later = CachingAllocator(max_split_bytes=_NEVER_SPLIT_FROM), 0, list[_Made]()
+    memory, expected, later = CachingAllocator(max_split_bytes=NEVER_SPLIT_FROM), 0, list[_Made]()
     kinds, by_kind = plain.formats.kinds(spec), dict[int, list[_Made]]()
     for index in layers:
         if kinds[index] not in by_kind:
@@ -463,7 +463,7 @@ _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _LARGE_ALLOCATION = 10 * MIB
 _SEGMENT_STEP = 2 * MIB
 _SPLIT_ABOVE = MIB
-_NEVER_SPLIT_FROM = 20 * MIB
+NEVER_SPLIT_FROM = 20 * MIB
 
 
 def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
@@ -522,5 +522,5 @@ def _rounded(size: int, share: WeightShare) -> int:
     if size < _LARGE_ALLOCATION or share.allocator == "expandable":
         return size
     left = -size % _SEGMENT_STEP
-    is_split = left > _SPLIT_ABOVE and (share.allocator == "splitting" or size < _NEVER_SPLIT_FROM)
+    is_split = left > _SPLIT_ABOVE and (share.allocator == "splitting" or size < NEVER_SPLIT_FROM)
     return size if is_split else size + left
