@@ -45,9 +45,12 @@ _ASK: Final = (
     "import importlib.metadata as m, sysconfig; print(m.version('vllm')); print(sysconfig.get_path('purelib'))"
 )
 
+_PROCESSORS: Final = json.loads((TABLE.parent / "vllm_rehearsal_processors.json").read_text(encoding="utf-8"))
+
 Case = dict[str, Any]
 """``id``, ``release``, ``model`` (a profile), ``config`` (fields laid over the profile's), ``gpu``, ``settings`` (by
-vLLM's names), ``measured`` (bytes, by ``paper_gpu/start.py``)."""
+vLLM's names), ``processor`` (that of a model that sees, a key of ``vllm_rehearsal_processors.json``; without it text
+alone can be served), ``measured`` (bytes, by ``paper_gpu/start.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,12 @@ class Environment:
         """Start vLLM, at most 20 minutes; what it measured, or {"error": why it did not}."""
         with tempfile.TemporaryDirectory(prefix="rehearsal-") as name:
             file = Path(name, "case.json")
-            asked = {"config": model_config(case), "arguments": case["settings"], "history": history and str(history)}
+            asked = {
+                "config": model_config(case),
+                "arguments": case["settings"],
+                "processor": _PROCESSORS.get(case.get("processor")),
+                "history": history and str(history),
+            }
             file.write_text(json.dumps(asked))
             command = [self.python, "-X", "faulthandler", _START, file]
             try:

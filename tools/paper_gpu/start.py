@@ -1,6 +1,7 @@
 """Starts vLLM on the paper GPU until its KV cache is sized, and prints what it measured as JSON behind "MEASURED ".
 
-Run by vLLM's Python with a file: {"config": config.json, "arguments": EngineArgs, "history": folder or null}. With
+Run by vLLM's Python with a file: {"config": config.json, "arguments": EngineArgs, "history": folder or null,
+"processor": {"tokens": {word: its id, or the config's key for it}, further files' names: their JSON} or null}. With
 ``history`` PyTorch's record of allocations after loading and after the profile run is written there, as pickles that
 https://docs.pytorch.org/memory_viz shows.
 """
@@ -85,13 +86,31 @@ def _watch(measured: dict[str, Any], history: Path | None) -> None:
     dummy_loader.initialize_dummy_weights = lambda *args, **options: None
 
 
+def _write_processor(folder: Path, config: dict[str, Any], files: dict[str, Any]) -> None:
+    """Write what a model's processor is made from: its files, and a tokenizer of single letters and ``tokens``."""
+    ids = {word: config[key] if isinstance(key, str) else key for word, key in files["tokens"].items()}
+    plain = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+    letters = {chr(code): 1000 + code for code in range(ord("!"), ord("~") + 1)}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [{"id": number, "content": word, **plain} for word, number in ids.items()],
+        "model": {"type": "WordLevel", "vocab": {**letters, **ids}, "unk_token": "!"},
+    }
+    for name, content in {**files, "tokenizer.json": tokenizer}.items():
+        if name.endswith(".json"):
+            (folder / name).write_text(json.dumps(content))
+
+
 def main() -> None:
     case = json.loads(Path(sys.argv[1]).read_text())
     measured: dict[str, Any] = {}
     _watch(measured, case["history"] and Path(case["history"]))
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(case["config"]))
-        arguments = {"model": folder, "load_format": "dummy", "skip_tokenizer_init": True, **case["arguments"]}
+        if case["processor"]:
+            _write_processor(Path(folder), case["config"], case["processor"])
+        arguments = {"model": folder, "load_format": "dummy", **case["arguments"]}
+        arguments["skip_tokenizer_init"] = not case["processor"]
         try:
             LLMEngine.from_engine_args(EngineArgs(**arguments), usage_context=UsageContext.OPENAI_API_SERVER)
         except _Sized:

@@ -61,6 +61,10 @@ class VllmRelease:
     samples_with_flashinfer: bool
     requires_flashinfer: bool
     warms_native_sampler: bool
+    tries_delta_rule: bool
+    tries_mamba2: bool
+    flashinfer_delta_rule: str
+    triton: str
     warms_tensor_descriptors: bool
     times_compiled_kernels: bool
     float_vision_rotary: bool

@@ -134,6 +134,16 @@ def _overhead_notes(spec: ModelSpec, found: VllmPrediction) -> Iterator[str]:
             f"{format_bytes(found.rank.pinned_bytes)} of the overhead is memory of the first start's compilation that "
             f"vLLM {found.version} cannot give back; a later start has it (--warm-start), and vLLM 0.31 mends it."
         )
+    if found.rank.local.grown_bytes >= _NOTED_SEGMENT_BYTES:
+        yield (
+            f"{format_bytes(found.rank.local.grown_bytes)} of the overhead is local memory, which the driver keeps for "
+            f"registers that a kernel of vLLM {found.version} spills on this GPU."
+        )
+    if found.rank.local.possible_bytes:
+        yield (
+            f"Up to {format_bytes(found.rank.local.possible_bytes)} more may go to local memory: how much this model's "
+            "kernels spill on this GPU is not known, and the low end counts it."
+        )
 
 
 def _parallel_notes(spec: ModelSpec, found: VllmPrediction) -> tuple[str, ...]:

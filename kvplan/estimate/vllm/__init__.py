@@ -12,6 +12,7 @@ drafters         what a drafter takes beside the model
 runners          which of vLLM's two model runners has a model, and what the second one keeps
 activation       the peak of the profile run: encoder, decoder, sampler
 compilation, leftovers   what a first start takes while it compiles, and what it cannot give back
+trials, local_memory     what it takes to try recurrent layers' kernels out, and what the driver keeps for spills
 vision           what the profile run feeds a vision encoder; encoders: the largest image or video of each family
 modalities       how many images, videos and sounds a prompt may have (``--limit-mm-per-prompt``)
 contexts         whether a sequence's cache can be divided over ranks (``--decode-context-parallel-size``)

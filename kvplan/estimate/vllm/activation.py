@@ -47,6 +47,7 @@ from kvplan.estimate.vllm.kernels import (
     latent_split_bytes,
 )
 from kvplan.estimate.vllm.settings import VllmSettings
+from kvplan.estimate.vllm.trials import trial_bytes
 from kvplan.estimate.vllm.vision import vision_profile
 from kvplan.estimate.vllm.weights import layer_input_width
 from kvplan.settings import FilledSettings
@@ -129,7 +130,8 @@ def activation_peak(
         index_workspace_bytes(layers, settings, release),
     )
     splits = max(attending - experts, 0)
-    decoder = workspace + kept + layers_bytes + splits
+    trials = trial_bytes(layers, spec.hidden_size, gpu, settings, release)
+    decoder = workspace + kept + max(layers_bytes + splits, trials)
     sampler = 0
     if samples:
         sampler = workspace + kept + sampler_bytes(spec, gpu, resolved, release) + splits

@@ -48,6 +48,7 @@ from kvplan.estimate.vllm.kernels import (
     repeats_block_scales,
 )
 from kvplan.estimate.vllm.leftovers import profile_leftovers
+from kvplan.estimate.vllm.local_memory import NO_GROWTH, LocalMemory, local_memory
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.offloading import offloaded_bytes
@@ -90,6 +91,8 @@ class RankMemory:
     """Of ``non_torch_bytes``: what PyTorch keeps of segments that are partly in use, where the budget counts it."""
     pinned_bytes: int = 0
     """Part of ``non_torch_bytes``: a freed matrix that a first start cannot give back (``profile_leftovers``)."""
+    local: LocalMemory = NO_GROWTH
+    """What kernels that are tried out make the driver keep; its ``grown_bytes`` are part of ``non_torch_bytes``."""
     offloaded_bytes: int = 0
     """``--cpu-offload-gb``: weights that lie in the host's memory, beside ``weight_bytes``."""
 
@@ -286,6 +289,7 @@ def _rank_memory(
         samples=samples,
     )
     left = profile_leftovers(spec, parts, gpu, resolved, release, samples=samples, embeds=embeds)
+    local = local_memory(spec, parts.layer_kinds, gpu, settings, release)
     return RankMemory(
         weight_bytes=weights - offloaded,
         activation=with_drafter_peak(peak, spec, gpu, settings, release) if samples else peak,
@@ -297,9 +301,11 @@ def _rank_memory(
             exchanges_tokens=spec.is_mixture and ParallelLayout.of(settings).exchanges_tokens,
         )
         + left.segment_bytes
-        + left.pinned_bytes,
+        + left.pinned_bytes
+        + local.grown_bytes,
         segment_bytes=left.segment_bytes,
         pinned_bytes=left.pinned_bytes,
+        local=local,
         cudagraph_bytes=graphs,
         subtracted_graph_bytes=graphs if resolved.subtract_graphs or given is not None else 0,
         requested_bytes=requested_bytes(settings, release)

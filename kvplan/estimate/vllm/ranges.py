@@ -293,12 +293,19 @@ def split_loss_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction
     return 0 if is_replayed(spec, gpu, settings) else lookup_bytes(spec, gpu, settings, release)[0]
 
 
+def possible_loss_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
+    """Return what may be missing of the predicted pool and is no error: a split piece, spills of kernels unread."""
+    if predicted.rank.given_pool_bytes is not None:
+        return 0
+    return split_loss_bytes(spec, gpu, predicted) + predicted.rank.local.possible_bytes
+
+
 def kv_pool_low_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction) -> int:
     """Return the low end of the KV pool on one GPU, which about 19 of 20 start-ups exceed. Never negative."""
     errors = startup_errors()
     known = standing(deployment_kinds(spec, gpu, predicted), errors.evidence)
     half = half_width_bytes(range_amounts(spec, gpu, predicted, known), errors, errors.factors[known.group])
-    return max(predicted.rank.available_kv_bytes - split_loss_bytes(spec, gpu, predicted) - half, 0)
+    return max(predicted.rank.available_kv_bytes - possible_loss_bytes(spec, gpu, predicted) - half, 0)
 
 
 def kv_range(
@@ -317,7 +324,7 @@ def kv_range(
     factor, applied = errors.factors[known.group], range_amounts(spec, gpu, predicted, known)
     amounts = {cause: amount for cause, amount in applied.items() if cause not in explained}
     available, half = predicted.rank.available_kv_bytes, half_width_bytes(amounts, errors, factor)
-    loss = 0 if explained else split_loss_bytes(spec, gpu, predicted)
+    loss = 0 if explained else possible_loss_bytes(spec, gpu, predicted)
     low, high = max(available - loss - half, 0), max(min(available + half, predicted.rank.requested_bytes), 0)
     few, many = low // predicted.bytes_per_block, high // predicted.bytes_per_block
     layout = 1.0 if known.unseen_layout is None else errors.layout_factor

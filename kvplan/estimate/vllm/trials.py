@@ -1,0 +1,63 @@
+"""What vLLM's profile run takes while it tries out the kernels of recurrent layers.
+
+Their Triton kernels choose blocks and warps by timing (triton.autotune), before the first prompt would do so without
+room: ``_warmup_prefill_kernels`` of the gated delta rule (pull request 36599 of vllm-project/vllm) and
+``_warmup_ssd_kernels`` of Mamba 2 (39822), both called within the first such layer of the profile run.
+
+* While they are timed Triton holds a buffer of 256 MiB that flushes the L2 cache
+  (triton/backends/nvidia/driver.py, get_empty_cache_for_benchmark), beside what the layer has alive.
+* Some choices spill their registers, for which the driver keeps memory (``local_memory``).
+
+Read in vLLM 0.25.1, 0.29.0 and 0.33.0 that ran without a GPU (``tools/paper_gpu``), whose kernels were compiled for
+each GPU by Triton's own ptxas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvplan.catalog.devices.device_support import compute_capability
+from kvplan.catalog.devices.gpus import GpuProfile
+from kvplan.catalog.releases.vllm import VllmRelease
+from kvplan.catalog.spec import LayerSpec, StateMixer
+from kvplan.estimate.dtypes import element_bytes
+from kvplan.settings import FilledSettings
+from kvplan.units import MIB
+
+_FLUSH_BYTES = 256 * MIB
+_CHUNK_TOKENS = 64
+
+
+def tried_mixer(layers: Iterable[LayerSpec], gpu: GpuProfile, release: VllmRelease) -> StateMixer | None:
+    """Return the mixer whose Triton kernels the profile run times; None where there is none, or FlashInfer's runs."""
+    if gpu.vendor != "nvidia":
+        return None
+    for mixer in (mixer for layer in layers for mixer in layer.mixers):
+        if not isinstance(mixer, StateMixer):
+            continue
+        if mixer.kind == "mamba2" and release.tries_mamba2:
+            return mixer
+        if mixer.kind == "gated_delta_net" and release.tries_delta_rule:
+            by_flashinfer = compute_capability(gpu)[0] in map(int, release.flashinfer_delta_rule.split())
+            return None if by_flashinfer else mixer
+    return None
+
+
+def trial_bytes(
+    layers: Iterable[LayerSpec], hidden_size: int, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+) -> int:
+    """Return what is alive while kernels are timed: Triton's buffer, a step's tensors up to them, and their operands.
+
+    Of the step: hidden states before and after their norm, the input's projection, and the output, which is not yet
+    filled. The operands are of one chunk, with the state before and after it.
+    """
+    mixer = tried_mixer(layers, gpu, release)
+    if mixer is None:
+        return 0
+    tp, size = settings.tensor_parallel_size, element_bytes(settings.dtype)
+    heads, rows, columns = mixer.recurrent_shape
+    inner = heads * (columns if mixer.kind == "gated_delta_net" else rows)
+    channels = mixer.conv_channels + mixer.conv_group_channels
+    step = 2 * hidden_size + (channels + 2 * inner) // tp
+    operands = _CHUNK_TOKENS * (channels + 5 * inner) // tp * size + 2 * heads // tp * rows * columns * 4
+    return settings.max_num_batched_tokens * step * size + operands + _FLUSH_BYTES
