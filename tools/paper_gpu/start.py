@@ -53,6 +53,8 @@ def _watch(measured: dict[str, Any], history: Path | None) -> None:
             (history / f"{name}.pickle").write_bytes(pickle.dumps(torch.cuda.memory._snapshot()))
 
     load, profiling = gpu_worker.Worker.load_model, gpu_worker.memory_profiling
+    size = gpu_worker.Worker.determine_available_memory
+    results: list[Any] = []
 
     def load_model(worker: Any, *args: Any, **options: Any) -> Any:
         if history is not None:
@@ -73,13 +75,20 @@ def _watch(measured: dict[str, Any], history: Path | None) -> None:
         measured["reserved_after"] = result.after_profile.torch_memory
         measured["consumed"] = getattr(result, "total_consumed", None)
         measured["headroom"] = getattr(result, "transient_peak_headroom", None)
-        measured["non_kv"] = int(result.non_kv_cache_memory)
+        results.append(result)
         measured["pinned"] = sum(free for address, free in _segments().items() if address not in loaded and free >= MIB)
+
+    def determine_available_memory(worker: Any) -> Any:
+        available = size(worker)
+        # read only now: releases that capture graphs within the profile run take their peak from before
+        measured["non_kv"] = int(results[-1].non_kv_cache_memory)
+        return available
 
     def initialize_from_config(worker: Any, *args: Any, **options: Any) -> None:
         raise _Sized
 
     gpu_worker.Worker.load_model = load_model
+    gpu_worker.Worker.determine_available_memory = determine_available_memory
     gpu_worker.Worker.initialize_from_config = initialize_from_config
     gpu_worker.memory_profiling = memory_profiling
     # random numbers are drawn on the host for some formats, and would be written to a GPU that keeps nothing

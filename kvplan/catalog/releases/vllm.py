@@ -61,6 +61,7 @@ class VllmRelease:
     samples_with_flashinfer: bool
     requires_flashinfer: bool
     warms_native_sampler: bool
+    flushes_lookup: bool
     tries_delta_rule: bool
     tries_mamba2: bool
     flashinfer_delta_rule: str

@@ -6,9 +6,10 @@ on random tensors as large as its arguments.
 
 The largest argument is the embedding's matrix: looking tokens up is a kernel with the norm behind it, and its arguments
 are the rank's whole matrix and two outputs for a step of ``max_num_batched_tokens`` tokens, before and after the norm.
-So it was in vLLM 0.25.1, 0.29.0 and 0.33.0 (PyTorch 2.11, 2.13, 2.14) run without a GPU (``tools/paper_gpu``); kernels
-that are timed with a buffer as large as the L2 cache between runs (speedup_by_combo_kernel) come before it and are
-smaller.
+So it was in vLLM 0.25.1, 0.29.0 and 0.33.0 (PyTorch 2.11, 2.13, 2.14) run without a GPU (``tools/paper_gpu``). A kernel
+that could be joined with another of its graph (speedup_by_combo_kernel) is timed first, with a buffer as large as the
+L2 cache: the lookup is one where the first layer has the gated delta rule, which fills its output with zeros
+(vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py).
 
 Models that take images or sounds look tokens up before their compiled decoder (vllm/v1/worker/gpu_model_runner.py,
 _dummy_run: inputs_embeds), and have no such kernel unless they are served as language models alone. Then Gemma 4's E
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
-from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.spec import ModelSpec, StateMixer
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.modalities import taken_modalities
 from kvplan.estimate.weights import format_of, quantized_bytes
@@ -41,7 +42,21 @@ _VOCAB_PADDING = 64
 def compiling_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
     """Return the peak of compiling on a rank that has the embedding; 0 where nothing of its size is run."""
     matrix, output = lookup_bytes(spec, gpu, settings, release)
-    return matrix + 2 * output
+    is_timed = matrix and release.flushes_lookup and first_delta_rule(spec) is not None
+    return matrix + 2 * output + (gpu.l2_cache_bytes if is_timed else 0)
+
+
+def first_delta_rule(spec: ModelSpec) -> StateMixer | None:
+    """Return the gated delta rule of the first layer, if it has one."""
+    first = spec.layers[0].mixers[0]
+    return first if isinstance(first, StateMixer) and first.kind == "gated_delta_net" else None
+
+
+def zeroed_bytes(mixer: StateMixer, settings: FilledSettings) -> int:
+    """Return bytes of the output of a gated delta rule for a step, which is filled with zeros."""
+    heads, _, columns = mixer.recurrent_shape
+    width = heads * columns // settings.tensor_parallel_size
+    return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
 
 
 def lookup_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> tuple[int, int]:

@@ -8,7 +8,8 @@ cudaLimitStackSize: 216 MiB on an A100 (issue 13 of arcs-skku/EMDC_llvm).
 ``profiles/local_memory.json`` has what compilers left on the stack. Two kinds of kernels spill more than that 1 KiB:
 
 * those of the gated delta rule, among which Triton chooses by timing (``trials``). How much a choice spills is the
-  compiler's whim: 11.7 KiB on an A100 with 16 heads of values, which are 2.2 GiB; less than 1 with 48. So one page has
+  compiler's whim: 11.7 KiB on an A100 with one or two heads of values for each of keys, which are 2.2 GiB, less than 1
+  with three or four. So one page has
   2.1 GiB less than predicted without it for Qwen3.5-0.8B and 0.04 for Qwen3.8-27B, on one A100 under vLLM 0.28 (X011,
   X012 and X013 of tests/data/vllm_startups.csv, at which nothing was fitted);
 * CUTLASS's products of 8-bit weights with 8-bit activations on Ada, with a scale for each tensor or channel
@@ -61,7 +62,7 @@ def local_memory(
         return NO_GROWTH
     threads = gpu.multiprocessors * table.threads[capability]
     product = _product_stack(spec, settings, table.products.get(capability))
-    trial, possible = _trial_stacks(layers, gpu, settings, release, table)
+    trial, possible = _trial_stacks(layers, gpu, release, table)
     grown = max(trial, product)
     return LocalMemory(_growth(grown, threads), _growth(possible, threads) if possible > grown else 0)
 
@@ -71,20 +72,16 @@ def _growth(stack_bytes: int, threads: int) -> int:
 
 
 def _trial_stacks(
-    layers: Iterable[LayerSpec],
-    gpu: GpuProfile,
-    settings: FilledSettings,
-    release: VllmRelease,
-    table: _CompiledKernels,
+    layers: Iterable[LayerSpec], gpu: GpuProfile, release: VllmRelease, table: _CompiledKernels
 ) -> tuple[int, int]:
     """Bytes of a thread of the gated delta rule's kernels, and the most that it can be where that is not known."""
     mixer = tried_mixer(layers, gpu, release)
     compiled = table.delta_rule.get((release.triton, gpu.compute_capability), {})
     if mixer is None or mixer.kind != "gated_delta_net" or not compiled:
         return 0, 0
-    tp, (values, rows, columns) = settings.tensor_parallel_size, mixer.recurrent_shape
+    values, rows, columns = mixer.recurrent_shape
     keys = (mixer.conv_channels - values * columns) // (2 * rows)
-    found = compiled.get((keys // tp, values // tp)) if (rows, columns) == _COMPILED_STATE else None
+    found = compiled.get(values / keys) if (rows, columns) == _COMPILED_STATE else None
     return (0, max(compiled.values())) if found is None else (found, 0)
 
 
@@ -109,23 +106,20 @@ def _has_coarse_scales(stored: QuantizationSpec | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _CompiledKernels:
-    """Bytes of a thread. ``delta_rule``: by (release of Triton, compute capability), then by heads (keys, values).
+    """Bytes of a thread. ``delta_rule``: by (release of Triton, compute capability), then by values for a head of keys.
 
     ``products``: by compute capability, then with a bias or without. ``threads``: what a multiprocessor holds at once.
     """
 
-    delta_rule: Mapping[tuple[str, str], Mapping[tuple[int, int], int]]
+    delta_rule: Mapping[tuple[str, str], Mapping[float, int]]
     products: Mapping[str, Mapping[str, int]]
     threads: Mapping[str, int]
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> _CompiledKernels:
-        found = dict[tuple[str, str], Mapping[tuple[int, int], int]]()
+        found = dict[tuple[str, str], Mapping[float, int]]()
         for row in document["gated_delta_rule"]:
-            stacks = dict[tuple[int, int], int]()
-            for heads, stack in row["heads"].items():
-                keys, values = map(int, heads.split("/"))
-                stacks[keys, values] = int(stack)
+            stacks = {float(ratio): int(stack) for ratio, stack in row["stacks"].items()}
             found |= {(row["triton"], capability): stacks for capability in row["capabilities"]}
         return cls(found, document["products"], document["threads"])
 

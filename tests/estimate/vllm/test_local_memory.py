@@ -55,7 +55,7 @@ def test_other_kernels_run_where_flashinfer_or_rocm_does(gpu: str) -> None:
 def test_heads_that_were_not_compiled_widen_the_interval() -> None:
     spec = _small()
     mixer = spec.states[0]
-    odd = replace(mixer, conv_channels=5 * 128, recurrent_shape=(3, 128, 128))
+    odd = replace(mixer, conv_channels=8 * 128, recurrent_shape=(6, 128, 128))
     layer = replace(spec.layers[0], mixer=odd)
     unread = replace(spec, layers=(layer, *spec.layers[1:]))
     found = _predict(unread, "a100-80gb-sxm", "0.28.0")
