@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -34,7 +35,7 @@ from kvplan.catalog.devices.gpus import find_gpu  # noqa: E402
 from kvplan.catalog.models import find_profile  # noqa: E402
 from kvplan.catalog.reader import read_config  # noqa: E402
 from kvplan.errors import KvplanError, UsageError  # noqa: E402
-from kvplan.estimate.vllm.prediction import predict_vllm  # noqa: E402
+from kvplan.estimate.vllm.prediction import predict_ranks  # noqa: E402
 from kvplan.settings import ServingSettings  # noqa: E402
 from kvplan.units import MIB  # noqa: E402
 from paper_gpu.build import build  # noqa: E402
@@ -49,8 +50,9 @@ _PROCESSORS: Final = json.loads((TABLE.parent / "vllm_rehearsal_processors.json"
 
 Case = dict[str, Any]
 """``id``, ``release``, ``model`` (a profile), ``config`` (fields laid over the profile's), ``gpu``, ``settings`` (by
-vLLM's names), ``processor`` (that of a model that sees, a key of ``vllm_rehearsal_processors.json``; without it text
-alone can be served), ``measured`` (bytes, by ``paper_gpu/start.py``)."""
+vLLM's names), ``rank`` (of several GPUs, whose process it is; 0 where it is not said), ``processor`` (that of a model
+that sees, a key of ``vllm_rehearsal_processors.json``; without it text alone can be served), ``measured`` (bytes, by
+``paper_gpu/start.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +79,19 @@ def model_config(case: Case) -> dict[str, Any]:
     return {**profile["config"], **case.get("config", {})}
 
 
+def num_gpus(case: Case) -> int:
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return math.prod(case["settings"].get(name, 1) for name in sizes)
+
+
 def predict(case: Case) -> Prediction:
     """Predict a case's bytes, but for what a rehearsal cannot show."""
     spec = read_config(model_config(case), model_id=case["model"])
     known = {each.name for each in fields(ServingSettings)}
     if unknown := set(case["settings"]) - known:
         raise UsageError(f"{case['id']}: kvplan has no setting named {', '.join(sorted(unknown))}.")
-    rank = predict_vllm(spec, find_gpu(case["gpu"]), ServingSettings(**case["settings"]), case["release"]).rank
+    ranks = predict_ranks(spec, find_gpu(case["gpu"]), ServingSettings(**case["settings"]), case["release"]).ranks
+    rank = ranks[case.get("rank", 0) // case["settings"].get("tensor_parallel_size", 1)]
     torch = rank.weight_bytes + rank.state_bytes + rank.activation.peak_bytes + rank.segment_bytes + rank.pinned_bytes
     return Prediction(rank.weight_bytes, torch, rank.pinned_bytes)
 
@@ -107,7 +115,7 @@ class Environment:
     def variables(self, case: Case, caches: Path) -> dict[str, str]:
         gpu, folder = find_gpu(case["gpu"]), self.libraries[0].parent
         capability = gpu.compute_capability.replace(".", "")
-        major = capability[:-1]
+        major, count = capability[:-1], num_gpus(case)
         return {
             **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
             "LD_PRELOAD": ":".join(map(str, self.libraries)),
@@ -117,6 +125,8 @@ class Environment:
             "PAPER_TOTAL": str(gpu.memory_bytes),
             "PAPER_SMS": str(gpu.multiprocessors),
             "PAPER_L2": str(gpu.l2_cache_bytes),
+            "PAPER_COUNT": str(count),
+            "PAPER_LINK": "2" if gpu.joins_by_nvlink(count) else str(int(gpu.peer_access)),
             "VLLM_CACHE_ROOT": str(caches / "vllm"),
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
             "TRITON_CACHE_DIR": str(caches / "triton"),
@@ -136,6 +146,7 @@ class Environment:
             asked = {
                 "config": model_config(case),
                 "arguments": case["settings"],
+                "rank": case.get("rank", 0) if num_gpus(case) > 1 else None,
                 "processor": _PROCESSORS.get(case.get("processor")),
                 "history": history and str(history),
             }

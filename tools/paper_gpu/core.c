@@ -35,6 +35,14 @@ static int capability(void) { return (int)stated("PAPER_CC"); }
 
 const char* paper_name(void) { return getenv("PAPER_NAME"); }
 
+static int stated_or(const char* variable, int otherwise) {
+  return getenv(variable) ? (int)stated(variable) : otherwise;
+}
+
+int paper_count(void) { return stated_or("PAPER_COUNT", 1); }
+
+int paper_link(void) { return stated_or("PAPER_LINK", 0); }
+
 size_t paper_total(void) { return stated("PAPER_TOTAL"); }
 
 size_t paper_free(void) { return paper_total() - used; }

@@ -1,12 +1,16 @@
 // A GPU on paper: what it says of itself, and device memory that is accounted and never touched.
 //
 // Its figures come from the environment: PAPER_NAME, PAPER_CC (86 for 8.6), PAPER_TOTAL (bytes), PAPER_SMS, PAPER_L2 (bytes).
+// Of several GPUs, all alike, the process has one: PAPER_COUNT (default 1), PAPER_LINK (0: they reach each other through
+// the host, the default; 1: over PCIe; 2: over NVLink).
 #pragma once
 #include <stddef.h>
 
 enum { kPaperDriver = 13010, kPaperRuntime = 13000, kPaperLibrary = 130101 };  // versions that the libraries state
 
 const char* paper_name(void);
+int paper_count(void);
+int paper_link(void);
 size_t paper_total(void);
 size_t paper_free(void);
 // A device's attribute by the number that it has in both APIs (cudaDeviceAttr, CUdevice_attribute).

@@ -13,7 +13,7 @@ static CUcontext context(void) { return (CUcontext)0x1000; }
 // clang-format off
 CUresult cuDriverGetVersion(int* version) { return *version = kPaperDriver, kOk; }
 CUresult cuDeviceGet(CUdevice* device, int index) { return *device = index, kOk; }
-CUresult cuDeviceGetCount(int* count) { return *count = 1, kOk; }
+CUresult cuDeviceGetCount(int* count) { return *count = paper_count(), kOk; }
 CUresult cuDeviceGetName(char* text, int size, CUdevice device) { return snprintf(text, size, "%s", paper_name()), kOk; }
 CUresult cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice device) { memset(uuid, 0, sizeof *uuid); return uuid->bytes[15] = 1, kOk; }
 CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) { return *bytes = paper_total(), kOk; }

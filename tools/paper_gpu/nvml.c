@@ -12,7 +12,7 @@ int nvmlInit_v2(void) { return kOk; }
 int nvmlInitWithFlags(unsigned flags) { return kOk; }
 int nvmlShutdown(void) { return kOk; }
 const char* nvmlErrorString(int error) { return "an error of the paper GPU's NVML"; }
-int nvmlDeviceGetCount_v2(unsigned* count) { return *count = 1, kOk; }
+int nvmlDeviceGetCount_v2(unsigned* count) { return *count = paper_count(), kOk; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) { return *device = kDevice, kOk; }
 int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) { return *device = kDevice, kOk; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char* bus, void** device) { return *device = kDevice, kOk; }
@@ -33,6 +33,8 @@ int nvmlDeviceGetMemoryInfo_v2(void* device, u64 memory[5]) {  // version, total
   memory[1] = paper_total(), memory[2] = 0, memory[3] = paper_free(), memory[4] = memory[1] - memory[3];
   return kOk;
 }
+// kind: what links them, of which vLLM asks for NVLink; status: 0 where there is one
+int nvmlDeviceGetP2PStatus(void* device, void* peer, int kind, int* status) { return *status = paper_link() < 2, kOk; }
 int nvmlSystemGetDriverVersion(char* text, unsigned size) { return snprintf(text, size, "590.44"), kOk; }
 int nvmlSystemGetCudaDriverVersion_v2(int* version) { return *version = kPaperDriver, kOk; }
 int nvmlDeviceGetNumaNodeId(void* device, unsigned* node) { return *node = 0, kOk; }

@@ -12,7 +12,8 @@ static int capturing;
 static unsigned long long capture;
 
 // clang-format off
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, kOk; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = paper_count(), kOk; }
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) { return *can = paper_link() > 0, kOk; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, kOk; }
 cudaError_t cudaDriverGetVersion(int* version) { return *version = kPaperDriver, kOk; }
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = kPaperRuntime, kOk; }

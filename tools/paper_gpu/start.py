@@ -1,9 +1,9 @@
 """Starts vLLM on the paper GPU until its KV cache is sized, and prints what it measured as JSON behind "MEASURED ".
 
-Run by vLLM's Python with a file: {"config": config.json, "arguments": EngineArgs, "history": folder or null,
-"processor": {"tokens": {word: its id, or the config's key for it}, further files' names: their JSON} or null}. With
-``history`` PyTorch's record of allocations after loading and after the profile run is written there, as pickles that
-https://docs.pytorch.org/memory_viz shows.
+Run by vLLM's Python with a file: {"config": config.json, "arguments": EngineArgs, "rank": of several GPUs or null,
+"history": folder or null, "processor": {"tokens": {word: its id, or the config's key for it}, further files' names:
+their JSON} or null}. With ``history`` PyTorch's record of allocations after loading and after the profile run is
+written there, as pickles that https://docs.pytorch.org/memory_viz shows.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from vllm.model_executor.model_loader import dummy_loader
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.worker import gpu_worker
+
+from ranks import be_one_of
 
 MIB = 1 << 20
 
@@ -114,6 +116,8 @@ def main() -> None:
     case = json.loads(Path(sys.argv[1]).read_text())
     measured: dict[str, Any] = {}
     _watch(measured, case["history"] and Path(case["history"]))
+    if case["rank"] is not None:
+        be_one_of(case["rank"])
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(case["config"]))
         if case["processor"]:

@@ -68,6 +68,7 @@ class VllmRelease:
     triton: str
     warms_tensor_descriptors: bool
     times_compiled_kernels: bool
+    looks_up_parts_itself: bool
     float_vision_rotary: bool
     profiles_long_videos: bool
     encodes_frames_in_batches: bool

@@ -172,12 +172,21 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: VllmSettings, rele
         # A soft cap divides the logits into new ones before anything is chosen (LogitsProcessor, read in 0.30.0).
         capped = logits if _caps_logits(spec) else 0
         copies = _second_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
-        copies = max(copies, capped)
+        copies = max(copies, capped, _gathered_logits(logits, settings.tensor_parallel_size))
     elif resolved.samples_with_flashinfer and not release.warms_native_sampler:
         copies = FLASHINFER_LOGIT_COPIES * rows * vocabulary * 4
     else:
         copies = _first_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
     return hidden + logits + copies
+
+
+def _gathered_logits(logits_bytes: int, tensor_parallel_size: int) -> int:
+    """A rank's own logits and those of all ranks one after the other, beside the logits that are made of them.
+
+    ``all_gather`` in vllm/distributed/device_communicators/cuda_communicator.py (0.29.0, 0.33.0), before that in
+    base_device_communicator.py (0.25.1).
+    """
+    return logits_bytes + logits_bytes // tensor_parallel_size if tensor_parallel_size > 1 else 0
 
 
 def _caps_logits(spec: ModelSpec) -> bool:

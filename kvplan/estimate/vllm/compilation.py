@@ -23,6 +23,9 @@ takes nothing of this. Issue 54383 of vllm-project/vllm measured both for Qwen3-
 for each GPU's cache at the first start (0.43 by this account), and issue 54122 tens of GiB for a model with large
 lookup tables.
 
+From 0.29.0 on a CUDA kernel of vLLM's own looks tokens up where the matrix is divided over ranks and not quantized
+(csrc: vocab_parallel_embedding), and Inductor has no kernel with the matrix.
+
 In 0.27.0 to 0.30 a first start may lose the matrix again (``estimate.vllm.leftovers``).
 """
 
@@ -63,18 +66,24 @@ def lookup_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, rel
     """Return bytes of the matrix's copy and of each of the lookup's two outputs; 0 and 0 where none is run."""
     if not _runs_lookup(spec, gpu, settings, release):
         return 0, 0
-    matrix, width = _largest_lookup(spec, settings)
+    is_own = settings.tensor_parallel_size > 1 and gpu.vendor == "nvidia" and release.looks_up_parts_itself
+    matrix, width = _largest_lookup(spec, settings, plain=not is_own)
     return matrix, settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
 
 
-def _largest_lookup(spec: ModelSpec, settings: FilledSettings) -> tuple[int, int]:
-    """(bytes on a rank, width of a row) of the largest table that tokens are looked up in."""
+def _largest_lookup(spec: ModelSpec, settings: FilledSettings, *, plain: bool) -> tuple[int, int]:
+    """(bytes on a rank, width of a row) of the largest table that tokens are looked up in; ``plain``: or one in 16 bits.
+
+    (0, 0) where there is none.
+    """
     tp, size = settings.tensor_parallel_size, element_bytes(settings.dtype)
     rows = -(-spec.vocab_size // _VOCAB_PADDING) * _VOCAB_PADDING // tp
-    found = [(rows * spec.hidden_size * size, spec.hidden_size)]
+    found = [(rows * spec.hidden_size * size, spec.hidden_size)] if plain else [(0, 0)]
     looks_twice = spec.architecture.startswith("Gemma4")
     for table in (each for each in spec.tensors if looks_twice and each.name == "embed_tokens_per_layer"):
         stored = format_of(spec.quantization, table, None)
+        if stored is None and not plain:
+            continue
         whole = table.num_elements * size if stored is None else quantized_bytes(table.shape, stored)
         found.append((whole // tp, table.shape[1]))
     return max(found)
