@@ -37,7 +37,7 @@ from kvplan.errors import KvplanError, unhandled_kind
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.mixers import activation_width
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.compilation import compiling_bytes
+from kvplan.estimate.vllm.compilation import compiling_bytes, timed_kernel_bytes
 from kvplan.estimate.vllm.first_awq import first_awq_bytes
 from kvplan.estimate.vllm.kernels import (
     INDEXER_LOGIT_BYTES,
@@ -137,7 +137,9 @@ def activation_peak(
         sampler = workspace + kept + sampler_bytes(spec, gpu, resolved, release) + splits
         if release.keeps_moe_workspace:
             sampler += experts
-    compiling = compiling_bytes(spec, gpu, settings, release) if embeds else 0
+    inside = max((_feed_forward_width(layer.feed_forward, ParallelLayout.of(settings)) for layer in layers), default=0)
+    compiling = timed_kernel_bytes(spec, inside, gpu, settings, release)
+    compiling = max(compiling, compiling_bytes(spec, gpu, settings, release)) if embeds else compiling
     stages = {"encoder": encoder + workspace, "decoder": decoder, "sampler": sampler, "compilation": compiling}
     if vision is None:
         stages["encoder"] = 0

@@ -6,10 +6,14 @@ on random tensors as large as its arguments.
 
 The largest argument is the embedding's matrix: looking tokens up is a kernel with the norm behind it, and its arguments
 are the rank's whole matrix and two outputs for a step of ``max_num_batched_tokens`` tokens, before and after the norm.
-So it was in vLLM 0.25.1, 0.29.0 and 0.33.0 (PyTorch 2.11, 2.13, 2.14) run without a GPU (``tools/paper_gpu``). A kernel
-that could be joined with another of its graph (speedup_by_combo_kernel) is timed first, with a buffer as large as the
-L2 cache: the lookup is one where the first layer has the gated delta rule, which fills its output with zeros
-(vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py).
+So it was in vLLM 0.25.1, 0.29.0 and 0.33.0 (PyTorch 2.11, 2.13, 2.14) run without a GPU (``tools/paper_gpu``).
+
+A kernel that may run in more ways than one is timed, and a buffer as large as the L2 cache is written between its runs
+(torch/_inductor/runtime/benchmarking.py, InductorBenchmarker.benchmark_gpu). Where there is no lookup that decides: the
+feed-forward's activation has its input and output, hidden states and the residual stream of a step beside that buffer,
+and the norm before it five times the hidden states. So is a kernel that could be joined with another of its graph
+(speedup_by_combo_kernel): the lookup is one where the first layer has the gated delta rule, which fills its output with
+zeros (vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py).
 
 Models that take images or sounds look tokens up before their compiled decoder (vllm/v1/worker/gpu_model_runner.py,
 _dummy_run: inputs_embeds), and have no such kernel unless they are served as language models alone. Then Gemma 4's E
@@ -20,7 +24,7 @@ first start on a T4 (xbill9/gemma4-dev): 1.06 by this account, the table with it
 
 A later start with the same settings finds its kernels in the compile cache (~/.cache/vllm, which a container loses) and
 takes nothing of this. Issue 54383 of vllm-project/vllm measured both for Qwen3-32B-AWQ on two RTX 4090: 0.47 GiB less
-for each GPU's cache at the first start (0.43 by this account), and issue 54122 tens of GiB for a model with large
+for each GPU's cache at the first start (0.47 by this account), and issue 54122 tens of GiB for a model with large
 lookup tables.
 
 From 0.29.0 on a CUDA kernel of vLLM's own looks tokens up where the matrix is divided over ranks and not quantized
@@ -45,8 +49,23 @@ _VOCAB_PADDING = 64
 def compiling_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
     """Return the peak of compiling on a rank that has the embedding; 0 where nothing of its size is run."""
     matrix, output = lookup_bytes(spec, gpu, settings, release)
+    if matrix and settings.tensor_parallel_size > 1:  # the sum over ranks parts the lookup from the norm
+        return matrix + output + gpu.l2_cache_bytes
     is_timed = matrix and release.flushes_lookup and first_delta_rule(spec) is not None
     return matrix + 2 * output + (gpu.l2_cache_bytes if is_timed else 0)
+
+
+def timed_kernel_bytes(
+    spec: ModelSpec, inside_width: int, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
+) -> int:
+    """Return the peak of timing the decoder's kernels; 0 where nothing is compiled, or the L2 cache's size is not known.
+
+    inside_width: the elements of a token before and behind the widest activation of a feed-forward on the rank.
+    """
+    if not gpu.l2_cache_bytes or not _compiles(gpu, settings, release):
+        return 0
+    width = max(5 * spec.hidden_size, 2 * spec.hidden_size + inside_width)
+    return settings.max_num_batched_tokens * width * element_bytes(settings.dtype) + gpu.l2_cache_bytes
 
 
 def first_delta_rule(spec: ModelSpec) -> StateMixer | None:
@@ -91,10 +110,14 @@ def _largest_lookup(spec: ModelSpec, settings: FilledSettings, *, plain: bool) -
 
 def _runs_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
     """Whether the lookup of tokens is one of the kernels that are run; vLLM's own kernel reads GGUF's matrix."""
-    if settings.enforce_eager or settings.warm_start or gpu.is_cpu or not release.times_compiled_kernels:
+    if not _compiles(gpu, settings, release):
         return False
     if spec.quantization is not None and spec.quantization.method == "gguf":
         return False
     # Some configs do not say it where others do (Qwen3-Omni, copies of Llama 4), but have a tower.
     takes_items = taken_modalities(spec) or any(extra.kind in ("vision", "audio") for extra in spec.extras)
     return settings.language_model_only or not takes_items
+
+
+def _compiles(gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    return release.times_compiled_kernels and not (settings.enforce_eager or settings.warm_start or gpu.is_cpu)

@@ -195,7 +195,7 @@ def loaded_beside(
         later += sorted((each for each in made if each.plain), key=lambda each: each.last)
         table_after = _last_of_mixers(spec.layers[index]) if index == layers.start and rope_bytes > _SPLIT_ABOVE else ""
         for each in made:
-            for size in (each.packed, each.others):
+            for size in each.sizes:
                 if size > _SPLIT_ABOVE:
                     expected += _rounded(size, plain)
                     if not each.plain:
@@ -205,7 +205,7 @@ def loaded_beside(
                 expected += rope_bytes
     for each in later:
         whole = memory.allocate(each.plain)
-        for size in (each.packed, each.others):
+        for size in each.sizes:
             if size > _SPLIT_ABOVE:
                 memory.allocate(size)
         memory.release(whole)
@@ -418,6 +418,7 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_posi
     for Qwen3-VL and Qwen 3.5 as the release does. DeepSeek V4's tables are in float32, one for each base, both
     stretched alike (vllm/models/deepseek_v4/common/rope.py, DeepseekV4ScalingRotaryEmbedding; 0.20.2 to 0.33.0).
     Gemma 4's table of full attention is as wide as a head, though a quarter turns (rotary_embedding/gemma4_rope.py).
+    gpt-oss has its table in float32, too (vllm/model_executor/models/gpt_oss.py, OAIAttention; 0.25.1 to 0.33.0).
     """
     rope = spec.rope
     if rope is None:
@@ -436,7 +437,7 @@ def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_posi
     if _turns_in_sections(spec.raw_config) and not spec.has_grouped_keys:
         positions *= qwen3_positions if _is_qwen3(spec.raw_config) else _SECTIONED_POSITIONS
     sizes = positions * rope.rotary_size + known * sum(each.rotary_size for each in spec.further_ropes)
-    return sizes * element_bytes(dtype)
+    return sizes * (_FLOAT32_BYTES if spec.architecture == "GptOssForCausalLM" else element_bytes(dtype))
 
 
 _SECTIONED_POSITIONS = 4
@@ -473,43 +474,51 @@ def _allocated_bytes(tensors: Iterable[Tensor], share: WeightShare) -> int:
     the tensor may be split from (``WeightShare.allocator``).
     vLLM merges q, k and v, and gate and up, into one tensor each; scales are tensors of their own.
     """
-    return sum(_rounded(size, share) for made in _made_tensors(tensors, share) for size in (made.packed, made.others))
+    return sum(_rounded(size, share) for made in _made_tensors(tensors, share) for size in made.sizes)
 
 
 @dataclass(slots=True)
 class _Made:
-    """A tensor that vLLM makes of one or more of the checkpoint's: bytes of its weights, of scales and the like.
+    """A tensor that vLLM makes of one or more of the checkpoint's: bytes of its weights, scales and zero points.
 
     ``plain`` are its bytes in the model's dtype where its format is made while loading, else 0; ``first`` and ``last``
     are the names of the checkpoint's tensors that begin it and complete it, the latter in the order of a file.
     """
 
     packed: int = 0
-    others: int = 0
+    scales: int = 0
+    zeros: int = 0
     plain: int = 0
     last: str = ""
     first: str = ""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.packed, self.scales, self.zeros
 
 
 def _made_tensors(tensors: Iterable[Tensor], share: WeightShare, *, from_plain: bool = False) -> list[_Made]:
     made: dict[str, _Made] = {}
     for tensor in tensors:
-        packed, others = _apart(tensor, share)
+        packed, scales, zeros = _apart(tensor, share)
         name = _merged_name(tensor.name) or tensor.name
         each = made.setdefault(name, _Made(first=name))
-        each.packed, each.others, each.last = each.packed + packed, each.others + others, max(each.last, tensor.name)
+        each.packed, each.scales, each.zeros = each.packed + packed, each.scales + scales, each.zeros + zeros
+        each.last = max(each.last, tensor.name)
         if from_plain and share.formats.of(tensor, share.layer) is not None:
             each.plain += prod(rank_shape(tensor, share.layout, share.head_rows)) * element_bytes(share.dtype)
     return list(made.values())
 
 
-def _apart(tensor: Tensor, share: WeightShare) -> tuple[int, int]:
-    """(weights, their scales and what else belongs to them)."""
+def _apart(tensor: Tensor, share: WeightShare) -> tuple[int, int, int]:
+    """(weights, their scales and what else belongs to them, zero points)."""
     total, stored = tensor_bytes(tensor, share), share.formats.of(tensor, share.layer)
     if stored is None:
-        return total, 0
-    packed = ceil(prod(_padded_shape(tensor, stored, share)) * stored.bits / 8)
-    return packed, total - packed
+        return total, 0, 0
+    shape = _padded_shape(tensor, stored, share)
+    packed = ceil(prod(shape) * stored.bits / 8)
+    zeros = quantized_bytes(shape, stored) - quantized_bytes(shape, replace(stored, has_zero_points=False))
+    return packed, total - packed - zeros, zeros
 
 
 def _merged_name(name: str) -> str | None:
