@@ -62,7 +62,7 @@ def timed_kernel_bytes(
 
     inside_width: the elements of a token before and behind the widest activation of a feed-forward on the rank.
     """
-    if not gpu.l2_cache_bytes or not _compiles(gpu, settings, release):
+    if not gpu.l2_cache_bytes or not compiles(gpu, settings, release):
         return 0
     width = max(5 * spec.hidden_size, 2 * spec.hidden_size + inside_width)
     return settings.max_num_batched_tokens * width * element_bytes(settings.dtype) + gpu.l2_cache_bytes
@@ -110,7 +110,7 @@ def _largest_lookup(spec: ModelSpec, settings: FilledSettings, *, plain: bool) -
 
 def _runs_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
     """Whether the lookup of tokens is one of the kernels that are run; vLLM's own kernel reads GGUF's matrix."""
-    if not _compiles(gpu, settings, release):
+    if not compiles(gpu, settings, release):
         return False
     if spec.quantization is not None and spec.quantization.method == "gguf":
         return False
@@ -119,5 +119,6 @@ def _runs_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, rel
     return settings.language_model_only or not takes_items
 
 
-def _compiles(gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+def compiles(gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:
+    """Whether a first start times kernels within its profile run."""
     return release.times_compiled_kernels and not (settings.enforce_eager or settings.warm_start or gpu.is_cpu)

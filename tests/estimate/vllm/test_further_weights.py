@@ -17,7 +17,7 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.heads import multi_token_model
 from kvplan.estimate.parallel import ParallelLayout
-from kvplan.estimate.vllm.prediction import VllmPrediction, as_loaded, predict_vllm
+from kvplan.estimate.vllm.prediction import VllmPrediction, as_loaded, predict_ranks, predict_vllm
 from kvplan.estimate.vllm.ranges import kv_range, warm_gain_bytes
 from kvplan.estimate.vllm.weights import (
     buffer_bytes_per_token,
@@ -293,10 +293,9 @@ def test_a_start_of_two_gpus_that_others_measured_both_ways() -> None:
         ("qwen3-8b", {"enforce_eager": True}),
         ("qwen3-8b", {"warm_start": True}),
         ("qwen3-8b", {"version": "0.11.0"}),  # PyTorch 2.8
-        ("gemma-3-4b", {}),  # tokens are looked up before the compiled decoder, as images may stand among them
     ],
 )
-def test_nothing_is_compiled_where_there_is_no_lookup_to_time(model: str, settings: dict[str, object]) -> None:
+def test_a_start_that_compiles_nothing_times_nothing(model: str, settings: dict[str, object]) -> None:
     assert predict(model, **settings).rank.activation.compiling_bytes == 0  # type: ignore[arg-type]
 
 
@@ -308,19 +307,35 @@ def test_gemma_4s_inputs_of_every_layer_are_the_largest_table_that_is_timed() ->
     """Where tokens are looked up inside the compiled decoder: not behind towers, and not in Gemma 3n at all."""
     alone = predict("gemma-4-e2b", language_model_only=True).rank.activation
     assert alone.compiling_bytes == (262144 + 2 * 2048) * 35 * 256 * 2
-    assert predict("gemma-4-e2b").rank.activation.compiling_bytes == 0
+    assert predict("gemma-4-e2b").rank.activation.compiling_bytes < GIB / 4
     assert predict("gemma-3n-e4b", language_model_only=True).rank.activation.compiling_bytes < 2 * GIB
 
 
-@pytest.mark.parametrize("model", ["qwen3-omni-30b-a3b", "llama-4-scout", "phi-3-vision-128k"])
-def test_models_whose_config_names_no_tower_look_tokens_up_before_too(model: str) -> None:
-    assert predict(model, gpu="h200").rank.activation.compiling_bytes == 0
+@pytest.mark.parametrize("model", ["gemma-3-4b", "qwen3-omni-30b-a3b", "llama-4-scout", "phi-3-vision-128k"])
+def test_models_that_see_look_tokens_up_before_their_compiled_decoder(model: str) -> None:
+    """Whether or not their config names a tower."""
+    activation = predict(model, gpu="h200").rank.activation
+    assert activation.compiling_bytes < activation.warm_peak_bytes
 
 
 def test_only_the_first_stage_has_the_embedding() -> None:
-    two = predict(pipeline_parallel_size=2, gpu="l40s").rank.activation
-    assert two.compiling_bytes in (0, QWEN3_8B_MATRIX + 2 * STEP)
-    assert predict(tensor_parallel_size=2).rank.activation.compiling_bytes == QWEN3_8B_MATRIX // 2 + 2 * STEP
+    ranks = predict_ranks(resolve_model("qwen3-8b"), find_gpu("l40s"), ServingSettings(pipeline_parallel_size=2)).ranks
+    first, last = (rank.activation.compiling_bytes for rank in ranks)
+    assert (first, last) == (QWEN3_8B_MATRIX + 2 * STEP, 2 * STEP + 2048 * 3 * 12288 * 2 + 96 * MIB)
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.28.0"])
+def test_a_lookup_of_several_ranks_is_timed_before_its_parts_are_summed(version: str) -> None:
+    """681.5 MiB in 0.25.1 on two RTX 4090 that are not there; the issue above is of 0.28.0."""
+    peak = predict(gpu="rtx-4090", version=version, tensor_parallel_size=2).rank.activation
+    assert (peak.decided_by, peak.peak_bytes) == ("compilation", QWEN3_8B_MATRIX // 2 + STEP + 72 * MIB)
+
+
+def test_from_0_29_on_ranks_look_tokens_up_without_a_compiled_kernel() -> None:
+    """What is timed instead is the feed-forward's activation: 262 MiB of Qwen3-32B-AWQ, of FP8 on L40S 286."""
+    for version in ("0.29.0", "0.33.0"):
+        two = predict("qwen3-32b", "rtx-4090", version, tensor_parallel_size=2).rank.activation
+        assert two.compiling_bytes == 2048 * (2 * 5120 + 3 * 12800) * 2 + 72 * MIB
 
 
 def test_a_later_start_has_as_much_more_and_the_answer_says_so() -> None:
