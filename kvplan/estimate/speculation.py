@@ -110,6 +110,8 @@ def joined_speculation(parts: Sequence[Speculation | None]) -> Speculation | Non
 
 
 def _weight_bytes(spec: ModelSpec, drafter: Drafter, deployment: SizedDeployment) -> int:
+    if deployment.drafter_bytes is not None:
+        return deployment.drafter_bytes
     settings = deployment.settings
     return drafter_weight_bytes(spec, drafter, ParallelLayout.of(settings), settings.dtype, settings.max_model_len)
 

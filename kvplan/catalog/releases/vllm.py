@@ -72,6 +72,7 @@ class VllmRelease:
     float_vision_rotary: bool
     profiles_long_videos: bool
     encodes_frames_in_batches: bool
+    reads_video_processor: bool
     masks_image_pairs: bool
     norms_out_of_place: bool
     keeps_reduced_tensors: bool

@@ -40,6 +40,8 @@ class SizedDeployment:
     """The largest ``max_num_seqs`` that starts, where the blocks limit it."""
     graph_bytes: int = 0
     """What CUDA graphs take."""
+    drafter_bytes: int | None = None
+    """A drafter's part of ``weight_bytes`` as the engine keeps it; None where that is the checkpoint's share."""
     graphs_in_overhead: bool = True
     """Whether ``overhead_bytes`` has them: older releases of vLLM capture them later, outside their budget."""
 

@@ -11,7 +11,8 @@ from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.estimate.placed.placement import Placement, SizedDeployment
 from kvplan.estimate.vllm.groups import blocks_per_request
-from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm, request_shape
+from kvplan.estimate.vllm.modalities import taken_modalities
+from kvplan.estimate.vllm.prediction import VllmPrediction, drafter_bytes, predict_vllm, request_shape
 from kvplan.estimate.vllm.ranges import Cause, KvRange, kv_range, split_loss_bytes
 from kvplan.estimate.vllm.runners import embedded_step_bytes
 from kvplan.settings import ServingSettings
@@ -54,6 +55,7 @@ def as_placed(
         kv_range=within,
         most_num_seqs=found.most_num_seqs,
         graph_bytes=rank.cudagraph_bytes,
+        drafter_bytes=drafter_bytes(spec, gpu, found.settings.serving, vllm_release(found.version)),
         graphs_in_overhead=rank.subtracted_graph_bytes > 0,
     )
     shape = request_shape(found.settings, vllm_release(found.version))
@@ -107,9 +109,10 @@ def _option_notes(spec: ModelSpec, found: VllmPrediction, gpu: GpuProfile) -> It
         )
     others = max(peak.decoder_bytes, peak.sampler_bytes, peak.compiling_bytes)
     if peak.encoder_bytes - others >= _NOTED_ENCODER_BYTES:
+        none = ",".join(f"{name}=0" for name in taken_modalities(spec) or ("image", "video"))
         yield (
             f"{format_bytes(peak.encoder_bytes - others)} of the activations are the encoder's, for the largest image "
-            "or video that a prompt may have: --limit-mm-per-prompt lowers it, image=0,video=0 gives all of it back."
+            f"or video that a prompt may have: --limit-mm-per-prompt lowers it, {none} gives all of it back."
         )
     if settings.skip_mm_profiling:
         yield "--skip-mm-profiling: the encoder's own peak is not set aside, and can run out of memory later."

@@ -47,6 +47,8 @@ class ImageSize:
     """Some releases mask the patches of all images against each other: an element for each pair."""
     video_tokens: int = 0
     """The most tokens of a video that is profiled in place of images and fills the context; 0 where there is none."""
+    class_video_tokens: int = 0
+    """The same in releases that take the limit of the processor's class, not the checkpoint's; 0: no other limit."""
     video_unit: int = 1
     """Tokens of a frame, or of two that share patches: a video has whole ones."""
     video_beside_image: bool = False
@@ -61,14 +63,23 @@ class ImageSize:
     """Queries and keys are turned by the release's own function, in float32 or not."""
     video_items: int = 1
     """How many such images' pixels, patches and tokens the longest video has that releases with long videos profile."""
+    pair_tokens: int = 0
+    """Tokens that two frames of a video have after their processor; 0: as an image, by which they are counted."""
     dummy_tokens: int = 0
     """Tokens of the dummy item where they are others than ``tokens``, by which the budget counts."""
     gated_width: int = 0
     """Inner width of a gated MLP behind a norm that adds: wider than the attention where norms leave their inputs."""
 
 
+def own_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config that describes what is served: of models that also speak, the thinker's."""
+    thinker = config.get("thinker_config")
+    return thinker if isinstance(thinker, Mapping) else config
+
+
 def largest_item(config: Mapping[str, Any], limits: Mapping[str, int]) -> ImageSize | None:
     """Return the largest image or video of a model, where prompts may have as many as ``limits`` say; else None."""
+    config = own_config(config)
     section, model_type = _section(config), str(config.get("model_type", ""))
     if section is None:
         return None
@@ -77,8 +88,8 @@ def largest_item(config: Mapping[str, Any], limits: Mapping[str, int]) -> ImageS
         return _of_row(row, config, section)
     reader = _READERS.get(model_type)
     if model_type in _VIDEOS_AS_IMAGES and not limits.get("video", NO_LIMIT):
-        has_audio = isinstance(config.get("audio_config"), Mapping) and limits.get("audio", NO_LIMIT)
-        reader = None if has_audio else _VIDEOS_AS_IMAGES[model_type]
+        # A sound of 750 tokens is larger than an image; its dummy of 512 samples takes next to nothing (gemma4_mm.py).
+        reader = None if hears(config, limits) else _VIDEOS_AS_IMAGES[model_type]
     image = reader(config, section) if reader is not None else None
     return None if image is None or image.tokens < 1 else image
 
@@ -92,10 +103,21 @@ def _section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return section if isinstance(section, Mapping) else None
 
 
-def has_reader(config: Mapping[str, Any]) -> bool:
-    """Return whether the largest item of a model with this config is known."""
-    is_known = str(config.get("model_type", "")) in _READERS or _row_of(config) is not None
-    return is_known and _section(config) is not None
+def hears(config: Mapping[str, Any], limits: Mapping[str, int]) -> bool:
+    """Return whether prompts of a model with this config may have sounds beside what it sees."""
+    return isinstance(own_config(config).get("audio_config"), Mapping) and limits.get("audio", NO_LIMIT) > 0
+
+
+def has_reader(config: Mapping[str, Any], limits: Mapping[str, int]) -> bool:
+    """Return whether the largest item of a model with this config is known, where prompts have what ``limits`` say.
+
+    Of models that are asked for sounds alone it is for Gemma 4, whose dummy takes next to nothing, and for Whisper.
+    """
+    model_type = str(own_config(config).get("model_type", ""))
+    sees = limits.get("image", NO_LIMIT) or limits.get("video", NO_LIMIT)
+    if not sees and model_type not in (*_VIDEOS_AS_IMAGES, *_UNWRAPPED):
+        return not hears(config, limits)
+    return largest_item(config, {}) is not None
 
 
 _GEMMA4_FRAMES, _GEMMA4_FRAME_TOKENS = 32, 70
@@ -148,7 +170,9 @@ class EncoderRow:
     patches: int = 0
     frames: int = 1
     tokens: int = 0
+    merge_key: str = ""
     video_tokens: int = 0
+    class_video_tokens: int = 0
     video_unit: int = 1
     video_beside_image: bool = False
     video_models: tuple[str, ...] = ()
@@ -167,7 +191,11 @@ def _rows() -> Mapping[str, EncoderRow]:
 
 
 def _row_of(config: Mapping[str, Any]) -> EncoderRow | None:
-    row = _rows().get(str(config.get("model_type", "")))
+    model_type = str(config.get("model_type", ""))
+    text = config.get("text_config")
+    if model_type == "glm4v_moe" and isinstance(text, Mapping) and _number(text, "max_position_embeddings", 0) > 65536:
+        model_type = "glm46v"  # GLM-4.6V's own name for itself; GLM-4.5V has 65,536 positions, 4.6V 131,072
+    row = _rows().get(model_type)
     return row if row is None or not row.versions or str(config.get("version")) in row.versions else None
 
 
@@ -183,11 +211,12 @@ def _of_row(row: EncoderRow, config: Mapping[str, Any], section: Mapping[str, An
     return ImageSize(
         pixels=row.frames * patches * _square(patch),
         patches=patches + row.tiles * row.further,
-        tokens=row.tokens or patches // row.merge**2,
+        tokens=row.tokens or patches // _number(config, row.merge_key, row.merge) ** 2,
         hidden_size=hidden,
         inner_width=divided * hidden + inner_divided * inner,
         held_width=(whole - RESIDUAL_WIDTHS) * hidden,
         video_tokens=row.video_tokens if takes_videos else 0,
+        class_video_tokens=row.class_video_tokens,
         video_unit=row.video_unit,
         video_beside_image=row.video_beside_image,
         alone=row.alone,
@@ -245,12 +274,11 @@ def _gemma4_unified(config: Mapping[str, Any], section: Mapping[str, Any]) -> Im
     )
 
 
-def _qwen_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+def _qwen_vl(config: Mapping[str, Any], section: Mapping[str, Any], tokens: int = 16384) -> ImageSize:
     """Images of any size, at most 16,384 tokens after merging 2 x 2 patches; two frames share a patch."""
     merge = _number(section, "spatial_merge_size", 2)
     patch, frames = _number(section, "patch_size", 14), _number(section, "temporal_patch_size", 2)
     hidden = _number(section, "embed_dim", 0) or _number(section, "hidden_size", 1280)
-    tokens = 16384
     patches = tokens * merge * merge
     levels = section.get("deepstack_visual_indexes")
     deeper = len(levels) if isinstance(levels, list) else 0
@@ -268,6 +296,55 @@ def _qwen2_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSiz
 
 def _qwen2_5_vl(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     return replace(_qwen2_vl(config, section), gated_width=_number(section, "intermediate_size", 3420))
+
+
+_OMNI_PAIR_TOKENS: Final = 27 * 27
+
+
+def _qwen3_omni(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    """Qwen3-VL's encoder with the limits of Qwen2.5-VL: 12,845,056 pixels (preprocessor_config.json), here of 32 x 32.
+
+    The longest video is counted by them, too, and goes before an image of equal size (MultiModalBudget,
+    get_modality_with_max_tokens); but two of its frames have 768 tokens at most (Qwen3OmniMoeProcessorKwargs), which
+    are 27 x 27. What deeper mergers read stays unmerged until the last block (qwen3_omni_moe_thinker.py,
+    Qwen3Omni_VisionTransformer, read in 0.25.1 to 0.33.0).
+    """
+    side = _number(section, "patch_size", 16) * _number(section, "spatial_merge_size", 2)
+    image = _qwen_vl(config, section, 12_845_056 // side**2)
+    held = image.held_width + image.deepstack_outputs * image.hidden_size
+    return replace(image, held_width=held, video_items=7, pair_tokens=_OMNI_PAIR_TOKENS)
+
+
+def _qwen2_5_omni(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    return replace(_qwen2_5_vl(config, section), pair_tokens=_OMNI_PAIR_TOKENS)
+
+
+_LLAVA_NEXT_GRIDS: Final = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+"""image_grid_pinpoints of transformers' LlavaNextConfig."""
+
+
+def _llava_next(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    """The grid of most tokens: its tiles and the whole image, a token for each patch and each row of patches.
+
+    llava_next.py (0.25.1 to 0.33.0), with a tower of CLIP or SigLIP; where several of its layers are read
+    (Granite Vision), the output of every layer is kept.
+    """
+    side, patch = _number(section, "image_size", 336), _number(section, "patch_size", 14)
+    hidden, rows = _number(section, "hidden_size", 1024), max(side // patch, 1)
+    grids = config.get("image_grid_pinpoints", _LLAVA_NEXT_GRIDS)
+    pairs = [(-(-height // side), -(-width // side)) for height, width in grids]
+    high, wide = max(pairs, key=lambda pair: pair[0] * (rows * pair[1] + 1))
+    tiles = high * wide + 1
+    further = int(section.get("model_type", "clip_vision_model") == "clip_vision_model")
+    kept = _number(section, "num_hidden_layers", 24) - 1 if isinstance(config.get("vision_feature_layer"), list) else 0
+    return ImageSize(
+        pixels=tiles * _square(side),
+        patches=tiles * (rows * rows + further),
+        tokens=rows * high * (rows * wide + 1) + rows * rows,
+        hidden_size=hidden,
+        inner_width=2 * _number(section, "intermediate_size", 4 * hidden),
+        held_width=(2 + kept) * hidden,
+    )
 
 
 def _dots(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
@@ -325,6 +402,9 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]]
     "qwen3_5": _qwen_vl,
     "qwen3_5_moe": _qwen_vl,
     "qwen4_exp": _qwen_vl,
+    "qwen2_5_omni_thinker": _qwen2_5_omni,
+    "qwen3_omni_moe_thinker": _qwen3_omni,
+    "llava_next": _llava_next,
     "dots_ocr": _dots,
     "gemma4": _gemma4,
     "gemma4_unified": _gemma4_unified,

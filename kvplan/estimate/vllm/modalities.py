@@ -68,7 +68,9 @@ def _count(name: str, value: Any) -> int:
 
 def taken_modalities(spec: ModelSpec) -> tuple[str, ...]:
     """Return the kinds of items that the model takes, as far as its config says."""
-    return tuple(name for name, keys in _MARKS.items() if any(key in spec.raw_config for key in keys))
+    thinker = spec.raw_config.get("thinker_config")
+    named = {*spec.raw_config, *(thinker if isinstance(thinker, Mapping) else ())}
+    return tuple(name for name, keys in _MARKS.items() if not named.isdisjoint(keys))
 
 
 def as_limited(spec: ModelSpec, settings: Settings) -> Settings:

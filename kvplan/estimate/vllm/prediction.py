@@ -374,6 +374,7 @@ def _rank_parts(
     free_pieces: tuple[int, ...] = ()
     if allocator == "limited":
         from_plain = spec.quantization is None and quantization == "fp8"
+        # Modules are made with the checkpoint's scales, which Marlin repeats when all are loaded.
         share = WeightShare(settings.dtype, formats, layout, expert_layout=experts, allocator=allocator)
         published = formats.quantization
         is_plain = published is None or (published.method in _REPACKED_ALIKE and not spec.is_mixture)
@@ -385,16 +386,7 @@ def _rank_parts(
         weight_bytes += beside if from_plain or is_plain else 0
     weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
     if spec.drafter is not None and part.stop == spec.num_layers:
-        weight_bytes += drafter_weight_bytes(
-            spec,
-            spec.drafter,
-            layout,
-            settings.dtype,
-            settings.max_model_len,
-            absorbs_latents=release.v1,
-            allocator=allocator,
-            repeats_block_scales=repeats,
-        )
+        weight_bytes += drafter_bytes(spec, gpu, settings, release)
         layers += cached_layers(spec.drafter)
     kept = cache_settings(spec, settings)
     blocks = plan_blocks(layers, kept, settings.block_size, release, state_chunk=resolved.state_chunk)
@@ -410,6 +402,22 @@ _REPACKED_ALIKE = ("awq", "gptq")
 Qwen2.5-7B in AWQ has 16 MiB more than its tensors in 0.29.0 and 0.33.0, and 15 by this replay. Stacked experts are
 repacked otherwise, and were not looked at.
 """
+
+
+def drafter_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
+    """Return the bytes of the drafter's weights on a rank of the last stage; 0 without one."""
+    if spec.drafter is None:
+        return 0
+    return drafter_weight_bytes(
+        spec,
+        spec.drafter,
+        ParallelLayout.of(settings),
+        settings.dtype,
+        settings.max_model_len,
+        absorbs_latents=release.v1,
+        allocator=_allocator(gpu, settings, release),
+        repeats_block_scales=repeats_block_scales(gpu, release),
+    )
 
 
 def _allocator(gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> AllocatorKind:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
+from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.encoders import (
     ENCODERS,
     GEMMA4_VIDEO_TOKENS,
@@ -59,11 +60,13 @@ def vision_profile(
         return None
     if image.frames > 1:
         most = videos
+    if image.class_video_tokens and not release.reads_video_processor:
+        image = replace(image, video_tokens=image.class_video_tokens)
     if image.video_tokens and videos:
         image, most = _with_video(image, settings, images=bool(most)), videos
     if release.profiles_long_videos and videos:
         longest = max(min(image.video_items, settings.max_model_len // image.tokens), 1)
-        image, most = _repeated(image, longest), videos if longest > 1 else most
+        image, most = _repeated(image, longest), videos if longest > 1 or image.pair_tokens else most
     num_items = settings.max_num_seqs
     if not image.for_each_sequence:
         budget = max(settings.max_num_batched_tokens, image.tokens)
@@ -117,7 +120,8 @@ def _in_batches(
     """
     patches = image.patches // image.frames
     if not release.encodes_frames_in_batches:
-        return patches * image.scratch_bytes * 10 // 32
+        element = element_bytes(settings.dtype)
+        return patches * image.scratch_bytes * (8 + 8 + 2 * element) // (32 * element)
     budget = max(min(free_bytes // 2, settings.device_memory_bytes // 10), 0)
     at_once = min(max(budget // (patches * image.scratch_bytes), 1), frames)
     whole, rest = divmod(frames, at_once)
@@ -133,7 +137,7 @@ def has_uncounted_encoder(
         return False
     runs = release.second_runner_encoder or not second_runner
     towers = {extra.kind for extra in spec.extras} & ENCODERS
-    return runs and bool(towers) and not has_reader(spec.raw_config)
+    return runs and bool(towers) and not has_reader(spec.raw_config, modality_limits(settings.limit_mm_per_prompt))
 
 
 def whole_item_tokens(spec: ModelSpec, asked: ServingSettings, release: VllmRelease) -> int:
@@ -155,5 +159,8 @@ def _width(image: ImageSize, ranks: int) -> int:
 
 
 def _repeated(image: ImageSize, times: int) -> ImageSize:
-    pixels, patches, tokens = (times * each for each in (image.pixels, image.patches, image.tokens))
-    return replace(image, pixels=pixels, patches=patches, tokens=tokens)
+    """A video of ``times`` pairs of frames, counted as so many images."""
+    run = times * (image.pair_tokens or image.tokens)
+    pixels, patches = (each * run // image.tokens for each in (image.pixels, image.patches))
+    dummy = run if image.pair_tokens else image.dummy_tokens
+    return replace(image, pixels=pixels, patches=patches, tokens=times * image.tokens, dummy_tokens=dummy)

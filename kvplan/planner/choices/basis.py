@@ -27,13 +27,13 @@ from kvplan.estimate.speed.queueing.sharing import ExpectedHits
 from kvplan.estimate.speed.queues import Queues
 from kvplan.estimate.speed.steps.clocks import DeviceSpeed
 from kvplan.estimate.speed.steps.work import ModelWork, kv_read_bytes, model_work
-from kvplan.estimate.vllm.drafters import drafter_weight_bytes
 from kvplan.estimate.vllm.groups import blocks_per_request
 from kvplan.estimate.vllm.memo import Memo
 from kvplan.estimate.vllm.prediction import (
     VllmPrediction,
     as_attended,
     cache_settings,
+    drafter_bytes,
     predict_vllm,
     request_shape,
 )
@@ -266,7 +266,7 @@ def _work(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPrediction
     if key not in basis.works:
         spec = as_attended(spec, vllm_release(prediction.version))
         rank = prediction.rank
-        weight_bytes = rank.weight_bytes + rank.offloaded_bytes - drafter_bytes(choice, prediction)
+        weight_bytes = rank.weight_bytes + rank.offloaded_bytes - _drafter_bytes(choice, prediction)
         work = model_work(spec, weight_bytes, settings.dtype, choice.layout)
         kv_bytes = kv_read_bytes(spec, basis.workload.average_context, cache_settings(spec, settings))
         basis.works[key] = (work, kv_bytes)
@@ -293,12 +293,9 @@ def capacity_of(basis: PlanBasis, choice: DeploymentChoice, prediction: VllmPred
     )
 
 
-def drafter_bytes(choice: DeploymentChoice, prediction: VllmPrediction) -> int:
-    """Return the bytes of the drafter's weights among those of a rank; 0 without one."""
-    spec, settings = choice.weights.spec, prediction.settings.serving
-    if spec.drafter is None:
-        return 0
-    return drafter_weight_bytes(spec, spec.drafter, choice.layout, settings.dtype, settings.max_model_len)
+def _drafter_bytes(choice: DeploymentChoice, prediction: VllmPrediction) -> int:
+    release = vllm_release(prediction.version)
+    return drafter_bytes(choice.weights.spec, choice.gpu, prediction.settings.serving, release)
 
 
 def drafting_of(
@@ -309,7 +306,7 @@ def drafting_of(
     if spec.drafter is None:
         return None
     assert rate is not None, "asked for with the drafter"
-    weights, cache = drafter_bytes(choice, prediction), cache_settings(spec, settings)
+    weights, cache = _drafter_bytes(choice, prediction), cache_settings(spec, settings)
     layout: ParallelLayout = choice.layout
     return Drafting(draft_work(spec, spec.drafter, weights, cache, layout, workload.average_context), rate)
 

@@ -12,6 +12,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.reader import read_config
 from kvplan.catalog.spec import ModelSpec
 from kvplan.catalog.speculation.reading import with_speculation
+from kvplan.estimate.placed.vllm import place_vllm
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
 from kvplan.estimate.weights import NAMED_FORMATS
 from kvplan.settings import ServingSettings
@@ -29,6 +30,18 @@ def predict(name: str | ModelSpec, version: str = "latest", **settings: Any) -> 
 def more_weights(name: str | ModelSpec, drafter: dict[str, Any], **settings: Any) -> int:
     with_it, without = predict(name, **drafter, **settings), predict(name, **settings)
     return with_it.rank.weight_bytes - without.rank.weight_bytes
+
+
+def test_a_drafter_is_said_to_be_as_large_as_its_ranks_hold_it() -> None:
+    """On an A100 the blocks' scales of fp8 are repeated for Marlin, of the drafter as of the model."""
+    asked = ServingSettings(max_model_len=8192, tensor_parallel_size=8)
+    gpu, spec = find_gpu("a100-80gb-sxm"), resolve_model("deepseek-v3")
+    with_it = with_speculation(spec, replace(asked, num_speculative_tokens=1))
+    drafted = place_vllm(with_it.spec, gpu, with_it.settings, "0.29.0").deployment
+    more = drafted.weight_bytes - place_vllm(spec, gpu, asked, "0.29.0").deployment.weight_bytes
+    assert drafted.drafter_bytes == pytest.approx(more, rel=1e-9)
+    small = place_vllm(with_it.spec, find_gpu("h200"), with_it.settings, "0.29.0").deployment
+    assert (drafted.drafter_bytes or 0) > 1.01 * (small.drafter_bytes or 0)
 
 
 @pytest.mark.parametrize("tp", [1, 4])

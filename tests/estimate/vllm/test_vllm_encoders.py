@@ -26,6 +26,10 @@ from kvplan.units import GIB
 FRAMES, PATCHES = 2, 630
 
 
+def _section(side: int, patch: int) -> dict[str, int]:
+    return {"image_size": side, "patch_size": patch}
+
+
 def predict(model: str, gpu: str, version: str, **settings: object) -> VllmPrediction:
     return predict_vllm(resolve_model(model), find_gpu(gpu), ServingSettings(**settings), version)  # type: ignore[arg-type]
 
@@ -229,14 +233,73 @@ def test_whisper_is_profiled_with_sounds_that_fill_a_step() -> None:
 
 
 def test_an_encoder_without_a_reader_is_said_and_has_a_kind_of_its_own() -> None:
-    omni = resolve_model("qwen3-omni-30b-a3b")
+    ocr = resolve_model("deepseek-ocr")
     gpu = find_gpu("h200")
     for settings, is_counted in (({}, False), ({"language_model_only": True}, True)):
-        found = predict("qwen3-omni-30b-a3b", "h200", "0.30.0", max_model_len=32768, **settings)
+        found = predict("deepseek-ocr", "h200", "0.30.0", max_model_len=8192, **settings)
         assert any("encoder" in note and "not counted" in note for note in found.settings.notes) != is_counted
-        kind = deployment_kinds(omni, gpu, found)["inputs"]
+        kind = deployment_kinds(ocr, gpu, found)["inputs"]
         assert (kind == "text alone") == is_counted
         assert ("not counted" in kind) != is_counted
+
+
+def test_omni_models_run_a_small_video_where_a_large_one_is_counted() -> None:
+    """qwen2_vl.py counts 14 frames as 7 images of 12,544 tokens, of which the video's processor leaves 7 x 729."""
+
+    def encoder(**settings: object) -> int:
+        found = predict("qwen3-omni-30b-a3b", "h200", "0.30.0", max_model_len=65536, **settings)
+        assert not any("not counted" in note for note in found.settings.notes)
+        return found.rank.activation.encoder_bytes - cublas_bytes(find_gpu("h200"))
+
+    width = 3 * 2 * 16 * 16 + (2 + 1 + 3 + 1 + 8) * 1152
+    assert encoder() == 2 * 5 * 729 * 4 * width
+    assert encoder(limit_mm_per_prompt="video=0") == 2 * 12544 * 4 * width
+
+
+def test_omni_models_limited_to_sounds_are_not_counted_and_limited_to_nothing_are_text_alone() -> None:
+    sounds = predict("qwen3-omni-30b-a3b", "h200", "0.30.0", limit_mm_per_prompt="image=0,video=0")
+    assert any("not counted" in note for note in sounds.settings.notes)
+    nothing = predict("qwen3-omni-30b-a3b", "h200", "0.30.0", limit_mm_per_prompt="image=0,video=0,audio=0")
+    assert nothing.settings.serving.language_model_only
+    assert has_reader(resolve_model("gemma-4-e2b").raw_config, {"image": 0, "video": 0})
+
+
+def test_glm_4_6v_has_the_videos_of_its_processor_from_0_27_on() -> None:
+    """100,352,000 pixels, 64,000 tokens (pull request 43422 of vllm-project/vllm), by whichever name it goes."""
+
+    def encoder(model: str, version: str) -> int:
+        settings = {"max_model_len": 65536, "tensor_parallel_size": 2}
+        found = predict(model, "h200", version, **settings)
+        return found.rank.activation.encoder_bytes - cublas_bytes(find_gpu("h200"))
+
+    old, new = encoder("glm-4.6v-fp8", "0.25.1"), encoder("glm-4.6v-fp8", "0.28.0")
+    assert old == encoder("glm-4.5v-fp8", "0.28.0")
+    assert new == pytest.approx(old * 64_000 / 30_000, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "patches"),
+    [
+        ({"model_type": "llava_next"}, 2928, 5 * 577),
+        (
+            {
+                "model_type": "llava_next",
+                "image_grid_pinpoints": [[384, 3840], [1152, 1152]],
+                "vision_config": {"model_type": "siglip_vision_model", "image_size": 384},
+            },
+            27 * (270 + 1) + 27 * 27,
+            11 * 729,
+        ),
+        ({"model_type": "idefics3", "scale_factor": 2, "vision_config": _section(364, 14)}, 2873, 11492),
+        ({"model_type": "smolvlm", "scale_factor": 4, "vision_config": _section(512, 16)}, 1088, 17408),
+        ({"model_type": "llava_onevision"}, 8748, 13 * 729),
+        ({"model_type": "step3_vl"}, 3164, 36 * (36 * 36 + 1)),
+    ],
+)  # fmt: skip
+def test_tiled_images_are_as_large_as_their_processors_make_them(config: Any, tokens: int, patches: int) -> None:
+    """get_num_image_tokens of vLLM 0.33's classes for their largest image; of Idefics 3 by the image's 17 tiles."""
+    image = largest_item({"vision_config": {}, **config}, {})
+    assert image is not None and (image.tokens, image.patches) == (tokens, patches)
 
 
 def test_readers_take_whatever_a_config_has() -> None:
@@ -254,7 +317,7 @@ def test_readers_take_whatever_a_config_has() -> None:
             model_type != "whisper"
         )
     assert largest_item({"model_type": "llama4"}, {}) == largest_item({"model_type": "llama4", "vision_config": {}}, {})
-    assert has_reader({"model_type": "llama4"}) and not has_reader({"model_type": "gemma3"})
+    assert has_reader({"model_type": "llama4"}, {}) and not has_reader({"model_type": "gemma3"}, {})
 
 
 def test_llama_4s_copies_without_a_section_have_its_encoder() -> None:
