@@ -317,6 +317,12 @@ def test_models_whose_config_names_no_tower_look_tokens_up_before_too(model: str
     assert predict(model, gpu="h200").rank.activation.compiling_bytes == 0
 
 
+def test_slots_of_the_embeddings_adapters_are_looked_up_and_timed_with_the_matrix() -> None:
+    """Run without a GPU on 0.25.1 and 0.29.0: 741.88 + 37.09 + 10 MiB, and the L2 cache's 72."""
+    found = predict("qwen3-4b", gpu="rtx-4090", enable_lora=True, max_loras=8, max_lora_rank=16)
+    assert found.rank.activation.compiling_bytes / MIB == pytest.approx(860.97, abs=0.01)
+
+
 def test_only_the_first_stage_has_the_embedding() -> None:
     two = predict(pipeline_parallel_size=2, gpu="l40s").rank.activation
     assert two.compiling_bytes in (0, QWEN3_8B_MATRIX + 2 * STEP)
