@@ -272,6 +272,8 @@ def row_settings(row: Row) -> ServingSettings:
         language_model_only=_is_text_only(notes + row["verbatim"]),
         limit_mm_per_prompt=_item_limits(notes),
         enable_lora=_switch(notes, "enable_lora") or False,
+        max_loras=_said(row, "max_loras"),
+        max_lora_rank=_said(row, "max_lora_rank"),
     )
 
 

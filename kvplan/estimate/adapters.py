@@ -11,7 +11,7 @@ A slot holds for each corrected product A [rank, inputs] and B [outputs, rank]; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,8 +50,13 @@ class Product:
         return self.copies * (self.num_stacked * self.num_inputs + self.num_outputs)
 
 
-def vllm_slot_bytes(spec: ModelSpec, layers: range, settings: ServingSettings, dtype: str) -> int:
-    """Bytes of slots on one rank of the pipeline stage ``layers``; 0 without adapters. KvplanError if not known."""
+def vllm_slot_bytes(
+    spec: ModelSpec, layers: range, settings: ServingSettings, dtype: str, heads_as_embeddings: Collection[str] = ()
+) -> int:
+    """Bytes of slots on one rank of the pipeline stage ``layers``; 0 without adapters. KvplanError if not known.
+
+    heads_as_embeddings: the release's.
+    """
     slots = settings.lora_slots
     if slots is None:
         return 0
@@ -60,7 +65,8 @@ def vllm_slot_bytes(spec: ModelSpec, layers: range, settings: ServingSettings, d
     if corrected is None:
         raise _unknown(spec)
     layout = ParallelLayout.of(settings)
-    products = [*_outside(spec, layers)] if corrected == "embeddings" else []
+    is_twice = spec.tie_word_embeddings and spec.architecture in heads_as_embeddings
+    products = [*_outside(spec, layers, is_twice=is_twice)] if corrected == "embeddings" else []
     for index in layers:
         products += _vllm_products(spec, spec.layers[index], layout)
     return _num_bytes(slots, products, dtype)
@@ -89,12 +95,19 @@ def _num_bytes(slots: LoraSlots, products: Sequence[Product], dtype: str) -> int
     return slots.number * slots.rank * elements * element_bytes(dtype)
 
 
-def _outside(spec: ModelSpec, layers: range) -> Iterator[Product]:
-    """The embedding and the head, whole on every rank; a tied head has slots too."""
+def corrects_embedding(spec: ModelSpec) -> bool:
+    row = architectures().get(spec.architecture)
+    return row is not None and row.vllm.lora == "embeddings"
+
+
+def _outside(spec: ModelSpec, layers: range, *, is_twice: bool) -> Iterator[Product]:
+    """The embedding and the head, whole on every rank; a tied head has slots too, an embedding's if ``is_twice``."""
     if layers.start == 0:
         yield Product(spec.vocab_size, spec.hidden_size)
     if layers.stop == spec.num_layers:
         yield Product(spec.hidden_size, spec.vocab_size)
+        if is_twice:
+            yield Product(spec.vocab_size, spec.hidden_size)
 
 
 def _vllm_products(spec: ModelSpec, layer: LayerSpec, layout: ParallelLayout) -> Iterator[Product]:

@@ -10,6 +10,7 @@ from kvplan.catalog.devices.device_support import last_release_hint, missing_ker
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.devices.slices import slice_note
 from kvplan.catalog.engines import EngineChoice
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.caveats import Caveat
 from kvplan.errors import UsageError
@@ -45,7 +46,7 @@ def place(
     links = filter(None, (bridge_note(gpu, layout), network_note(gpu, layout)))
     missing = missing_kernels_note(gpu, engine.version) if engine.name == "vllm" else None
     links = filter(None, (*links, missing and Caveat(f"{missing} {last_release_hint(gpu)}.")))
-    notes = (*placement.notes, *_lora_notes(spec, filled, engine.name), *_stand_in_notes(gpu, settings), *links)
+    notes = (*placement.notes, *_lora_notes(spec, filled, engine), *_stand_in_notes(gpu, settings), *links)
     return replace(placement, notes=notes)
 
 
@@ -95,13 +96,14 @@ def _stand_in_notes(gpu: GpuProfile, settings: ServingSettings) -> tuple[str, ..
     return (Caveat(f"{gpu.id} stands in for a host with {memory} of memory: give yours with --device-memory."),)
 
 
-def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: str) -> tuple[str, ...]:
+def _lora_notes(spec: ModelSpec, settings: FilledSettings, engine: EngineChoice) -> tuple[str, ...]:
     """What the slots of adapters take, and what is not known of them."""
     slots = settings.lora_slots
     if slots is None:
         return ()
-    if engine == "vllm":
-        taken = vllm_slot_bytes(spec, range(spec.num_layers), settings, settings.dtype)
+    if engine.name == "vllm":
+        twice = vllm_release(engine.version).heads_as_embeddings
+        taken = vllm_slot_bytes(spec, range(spec.num_layers), settings, settings.dtype, twice)
     else:
         taken = engine_slot_bytes(spec, settings, settings.dtype)
     ranks = " over the stages" if settings.pipeline_parallel_size > 1 else ""

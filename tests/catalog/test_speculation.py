@@ -145,6 +145,16 @@ def test_an_odd_number_of_tokens_for_several_own_layers_is_refused_as_in_vllm() 
         with_speculation(doubled, ServingSettings(num_speculative_tokens=3))
 
 
+@pytest.mark.parametrize(("asked", "tokens"), [(0, 5), (7, 7)])
+def test_dspark_drafts_a_block_or_what_is_said(asked: int, tokens: int) -> None:
+    """vLLM 0.26 started DeepSeek-V4-Flash-0731 with 7 tokens (row Y019), whose config has 3 layers and blocks of 5."""
+    settings = ServingSettings(speculative_method="dspark", num_speculative_tokens=asked)
+    found = with_speculation(resolve_model("deepseek-v4-flash-0731"), settings)
+    assert found.settings.num_speculative_tokens == tokens
+    with pytest.raises(UsageError, match="does not size the speculative method 'dspark'"):
+        with_speculation(resolve_model("deepseek-v3"), settings)
+
+
 def test_the_json_of_vllm_becomes_settings() -> None:
     text = '{"method": "eagle3", "model": "a/Path", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2}'
     found = with_speculative_config(ServingSettings(tensor_parallel_size=2), text)

@@ -15,6 +15,7 @@ from kvplan.catalog.models import resolve_model
 from kvplan.catalog.quantization.formats import QuantizationSpec, Rule, with_rules
 from kvplan.catalog.quantization.matching import Names
 from kvplan.catalog.reader import read_config
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.catalog.spec import ModelSpec
 from kvplan.errors import KvplanError
 from kvplan.estimate.adapters import vllm_slot_bytes
@@ -157,6 +158,17 @@ def test_elements_are_those_that_vllm_allocates(architecture: str, tmp_path: Pat
 def test_a_tied_head_has_slots_too(tmp_path: Path) -> None:
     spec = spec_of("LlamaForCausalLM", tmp_path, tie_word_embeddings=True)
     assert vllm_slot_bytes(spec, range(2), SETTINGS, "float32") == 4 * 45_568
+
+
+def test_a_head_that_is_the_embedding_has_slots_twice(tmp_path: Path) -> None:
+    """Qwen3's until 0.27.1. Qwen3-4B with 64 slots took 12.49 GiB (llmbotai's page: N016 of the start-ups)."""
+    taken = []
+    for is_tied in (True, False):
+        spec = spec_of("Qwen3ForCausalLM", tmp_path, tie_word_embeddings=is_tied)
+        for release in ("0.27.1", "0.28.0"):
+            repeated = vllm_release(release).heads_as_embeddings
+            taken.append(vllm_slot_bytes(spec, range(2), SETTINGS, "float32", repeated) - 4 * 51_712)
+    assert taken == [2 * 8 * 4 * (384 + 64), 0, 0, 0]
 
 
 def test_two_ranks_divide_half_of_each_correction(tmp_path: Path) -> None:

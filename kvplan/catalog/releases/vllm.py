@@ -69,6 +69,7 @@ class VllmRelease:
     warms_tensor_descriptors: bool
     times_compiled_kernels: bool
     looks_up_parts_itself: bool
+    samples_drafts_first: bool
     float_vision_rotary: bool
     profiles_long_videos: bool
     encodes_frames_in_batches: bool
@@ -88,6 +89,7 @@ class VllmRelease:
     expert_chunk_tokens: int | None
     projects_shared_keys: bool
     qwen3_positions: int
+    heads_as_embeddings: tuple[str, ...]
     # the second model runner
     second_runner: SecondRunnerPolicy
     second_runner_models: tuple[str, ...]

@@ -18,6 +18,8 @@ from kvplan.settings import ServingSettings
 _METHODS: Final = get_args(SpeculativeMethod)
 _LOOKED_UP: Final = ("ngram", "suffix")
 _LOOKED_UP_JSON: Final = '{"method": "ngram", "num_speculative_tokens": 4}'
+_DSPARK: Final = "dspark_target_layer_ids"
+"""Of a config whose layers behind the model propose a block at once: as many tokens as is said, whatever they are."""
 _EXAMPLE: Final = "--speculative-model meta-llama/Llama-3.2-1B --num-speculative-tokens 4"
 
 
@@ -43,7 +45,7 @@ def with_speculation(spec: ModelSpec, settings: ServingSettings) -> WithSpeculat
                 "An acceptance rate needs a drafter, and none is asked for.", hint=f"for example {_EXAMPLE}"
             )
         return WithSpeculation(spec, settings)
-    method = _method(settings)
+    method = _method(spec, settings)
     drafter = _drafter(spec, method, settings)
     return WithSpeculation(replace(spec, drafter=drafter), replace(settings, num_speculative_tokens=drafter.num_tokens))
 
@@ -52,11 +54,11 @@ def _asked(settings: ServingSettings) -> bool:
     return bool(settings.num_speculative_tokens or settings.speculative_model or settings.speculative_method)
 
 
-def _method(settings: ServingSettings) -> SpeculativeMethod:
+def _method(spec: ModelSpec, settings: ServingSettings) -> SpeculativeMethod:
     said, model = settings.speculative_method, (settings.speculative_model or "").casefold()
     name = (said or "").casefold().strip("[]").removesuffix("_gpu")
-    if name.endswith("_mtp"):
-        name = "mtp"  # vLLM's older names, one for each family
+    if name.endswith("_mtp") or (name == "dspark" and not model and _DSPARK in spec.raw_config):
+        name = "mtp"  # vLLM's older names, one for each family; and DSpark's layers where the checkpoint has them
     if not name:
         name = _inferred(model)
     if name not in _METHODS:
@@ -104,8 +106,9 @@ def _multi_token(spec: ModelSpec, settings: ServingSettings) -> Drafter:
             f"{spec.served_id} has no layers for multi-token prediction that its config names.",
             hint=f"name one of its vocabulary with --speculative-model, or --speculative-config '{_LOOKED_UP_JSON}'",
         )
-    count = settings.num_speculative_tokens or model.num_layers
-    if count > model.num_layers and count % model.num_layers:
+    block = spec.raw_config.get("dspark_block_size") if _DSPARK in spec.raw_config else None
+    count = settings.num_speculative_tokens or block or model.num_layers
+    if block is None and count > model.num_layers and count % model.num_layers:
         raise KvplanError(
             f"vLLM takes a multiple of the {model.num_layers} multi-token-prediction layers, not {count} draft tokens.",
             hint=f"use --num-speculative-tokens {model.num_layers}",

@@ -63,6 +63,13 @@ TRITON_LOGIT_COPIES = 3
 """Float32 copy, probabilities, and the exponential noise they are divided by (in place)."""
 FLASHINFER_LOGIT_COPIES = 3
 """Float32 copy, the logits with all but the top k masked, and their probabilities."""
+REJECTING_LOGIT_COPIES = 7
+"""The same of the first runner's rejection sampler, tried out on a drafted and a further token of every sequence.
+
+Both tokens' logits (1, in the model's dtype, and a half for the further one's, which are the logits beside these here),
+both in float32 (2), and of the drafted one a copy, probabilities, noise and its reciprocal (4). The further token is
+sampled before with the first two and its float32 beside.
+"""
 _TRITON_MIN_ROWS = 8
 _HOPPER_BLAS_WORKSPACE = 32 * MIB
 _BLAS_WORKSPACE = 8320 * KIB
@@ -179,6 +186,8 @@ def sampler_bytes(spec: ModelSpec, gpu: GpuProfile, resolved: VllmSettings, rele
         copies = FLASHINFER_LOGIT_COPIES * rows * vocabulary * 4
     else:
         copies = _first_sampler_rows(rows, gpu, resolved, release) * vocabulary * 4
+    if spec.drafter is not None and release.samples_drafts_first and not resolved.second_runner:
+        copies = max(copies + 2 * rows * vocabulary * 4, REJECTING_LOGIT_COPIES * rows * vocabulary * 4)
     return hidden + logits + copies
 
 

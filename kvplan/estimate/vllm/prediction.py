@@ -384,7 +384,7 @@ def _rank_parts(
             as_stored, part, share, from_plain=from_plain, rope_bytes=rope if is_plain else 0
         )
         weight_bytes += beside if from_plain or is_plain else 0
-    weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype)
+    weight_bytes += vllm_slot_bytes(spec, part, settings, settings.dtype, release.heads_as_embeddings)
     if spec.drafter is not None and part.stop == spec.num_layers:
         weight_bytes += drafter_bytes(spec, gpu, settings, release)
         layers += cached_layers(spec.drafter)

@@ -27,6 +27,8 @@ def in_second_runner(spec: ModelSpec, settings: ServingSettings, release: VllmRe
     What kvplan has no setting for (dual batch overlap, sequence parallelism, plugins of logits processors, ...) is as
     it is by default, and would leave some releases with the first runner.
     """
+    if spec.drafter is not None and "dspark_target_layer_ids" in spec.raw_config:
+        return True  # DSpark is in that runner alone (VllmConfig.use_v2_model_runner, read in 0.25.1 to 0.33.0)
     return _is_for_model(spec, release) and _runs_drafter(spec, settings, release)
 
 

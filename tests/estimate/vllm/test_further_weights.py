@@ -318,6 +318,12 @@ def test_models_that_see_look_tokens_up_before_their_compiled_decoder(model: str
     assert activation.compiling_bytes < activation.warm_peak_bytes
 
 
+def test_slots_of_the_embeddings_adapters_are_looked_up_and_timed_with_the_matrix() -> None:
+    """Run without a GPU on 0.25.1 and 0.29.0: 741.88 + 37.09 + 10 MiB, and the L2 cache's 72."""
+    found = predict("qwen3-4b", gpu="rtx-4090", enable_lora=True, max_loras=8, max_lora_rank=16)
+    assert found.rank.activation.compiling_bytes / MIB == pytest.approx(860.97, abs=0.01)
+
+
 def test_only_the_first_stage_has_the_embedding() -> None:
     ranks = predict_ranks(resolve_model("qwen3-8b"), find_gpu("l40s"), ServingSettings(pipeline_parallel_size=2)).ranks
     first, last = (rank.activation.compiling_bytes for rank in ranks)

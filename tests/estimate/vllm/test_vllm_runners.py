@@ -74,6 +74,11 @@ def test_a_drafter_that_the_second_runner_lacks_brings_the_first_one(
     assert runs("llama-3.1-8b", first, **settings)
 
 
+def test_dspark_is_in_the_second_runner_alone() -> None:
+    assert runs("deepseek-v4-flash-0731", "0.26.0", speculative_method="dspark", num_speculative_tokens=7)
+    assert not runs("deepseek-v4-flash-0731", "0.26.0")
+
+
 def sampler_rows(version: str, gpu: str = "h100-sxm") -> float:
     """Rows of float32 logits beside the logits themselves, of 1024, and without cuBLAS's workspace."""
     found = predict(version=version, gpu=gpu, max_num_seqs=1024, max_num_batched_tokens=8192)
