@@ -23,13 +23,12 @@ from typing import Any
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 import torch
+from ranks import be_one_of
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.worker import gpu_worker
-
-from ranks import be_one_of
 
 MIB = 1 << 20
 

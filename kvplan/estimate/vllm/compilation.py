@@ -64,7 +64,7 @@ def compiling_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, 
 def timed_kernel_bytes(
     spec: ModelSpec, inside_width: int, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease
 ) -> int:
-    """Return the peak of timing the decoder's kernels; 0 where nothing is compiled, or the L2 cache's size is not known.
+    """Return the peak of timing the decoder's kernels; 0 where nothing is compiled, or the L2 cache is not known.
 
     inside_width: the elements of a token before and behind the widest activation of a feed-forward on the rank.
     """
