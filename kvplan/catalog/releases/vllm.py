@@ -120,6 +120,7 @@ class VllmRelease:
     needs_block_per_sequence: bool
     flashinfer_drafts_on: tuple[int, ...]
     keeps_grouped_keys: bool
+    grouped_keys_in_fp8: bool
     latent_cache: bool
     latent_state_alignment: int
     latent_blocks_by_kernel: bool

@@ -55,10 +55,15 @@ _WHOLE_LAYER_MIB, _WHOLE_LAYER_MIB_ON_HOPPER = 0.1, 0.2
 A100, A6000, RTX 3090 Ti, 4090, 5090 and L40 (0.05 to 0.2), and on H100 (0.2 and 0.3)."""
 _OWN_REDUCTION_RANKS = (2, 4, 6, 8)
 _REDUCTIONS_PER_LAYER, _REDUCTION_MIB = 2, 0.1
-"""What a captured all-reduce takes where NCCL runs it, which puts further nodes into a graph for each: by pull request
-2192 of vllm-project/vllm, which measured memory with NCCL (then 2.18) and with vLLM's own kernel, 0.18 to 0.24 MiB on
-A100, A30 and T4. Under 0.19 to 0.28 five start-ups have 0.09 to 0.13 beyond what one GPU has: T020, R010, P025, P026
-and P032 of tests/data/vllm_startups.csv, on L40S, RTX 3090 and 4090."""
+"""What a captured all-reduce takes where NCCL runs it, which puts further nodes into a graph for each.
+
+Pull request 2192 of vllm-project/vllm, which measured memory with NCCL and with vLLM's own kernel, has 0.18 to 0.24 on
+A100, A30 and T4. That was NCCL 2.18, which made a buffer of its own for each captured operation (src/enqueue.cc,
+uploadWork); since 2.22 its work fits the kernel's arguments (finishPlan, ncclDevWorkStorageTypeArgs) and only the
+driver's nodes are left, whose size nobody states. So this is the median of start-ups under 0.19 to 0.28, which have
+0.09, 0.10, 0.11, 0.11 and 0.16 beyond what one GPU has: P026, T020, P025, P032 and R010 of
+tests/data/vllm_startups.csv, on L40S, RTX 3090 and 4090. Without any one of their four sources it is 0.10 to 0.11.
+"""
 
 
 def non_torch_bytes(

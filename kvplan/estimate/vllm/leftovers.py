@@ -33,11 +33,10 @@ from kvplan.estimate.vllm.memo import RankParts
 from kvplan.estimate.vllm.runners import large_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator, Piece
-from kvplan.estimate.vllm.weights import NEVER_SPLIT_FROM, stored_formats
+from kvplan.estimate.vllm.weights import NEVER_SPLIT_FROM, layer_input_width, stored_formats
 from kvplan.settings import FilledSettings
 
-_KEEPS_NOTHING = "Gemma"
-"""Gemma 3 1B's and Gemma 4 E2B's scaled lookups leave a piece of 16 and of 24 MiB, which the workspace takes."""
+_SCALES_LOOKUPS = "Gemma"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> b
     """Whether the order of allocations is known: whole layers on an NVIDIA GPU with its own memory, softmax attention.
 
     So is the gated delta rule's, where the first layer has it. There are neither adapters nor a drafter. Of other
-    recurrent states some starts lose the matrix and others do not.
+    recurrent states some starts lose the matrix and others do not. Of Gemma's lookups, which are scaled, two were seen.
     """
     plain = all(
         isinstance(mixer, SoftmaxAttention) or (isinstance(mixer, StateMixer) and first_delta_rule(spec) is not None)
@@ -86,8 +85,9 @@ def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> b
     )
     beside = settings.enable_lora or spec.drafter is not None
     is_read = gpu.vendor == "nvidia" and not gpu.unified_memory
+    is_known = not spec.architecture.startswith(_SCALES_LOOKUPS) or _keeps_nothing(spec)
     shares = settings.tensor_parallel_size * settings.data_parallel_size  # a pipeline's first stage begins alike
-    return plain and is_read and not beside and shares == 1
+    return plain and is_read and is_known and not beside and shares == 1
 
 
 def _pinned_bytes(
@@ -105,7 +105,7 @@ def _pinned_bytes(
     attention, delta_rule = first.mixers[0], first_delta_rule(spec)
     if matrix and delta_rule is not None:
         return max(zeroed_bytes(delta_rule, settings) - cublas_bytes(gpu), 0)
-    if not matrix or not isinstance(attention, SoftmaxAttention) or spec.architecture.startswith(_KEEPS_NOTHING):
+    if not matrix or not isinstance(attention, SoftmaxAttention) or _keeps_nothing(spec):
         return 0
     reserved = memory.reserved_bytes
     memory.release(*[memory.allocate(size) for size in (matrix, output, output)])
@@ -122,6 +122,15 @@ def _pinned_bytes(
     memory.release(*step)
     memory.release_segments()
     return max(memory.reserved_bytes - reserved - kept - experts_bytes, 0)
+
+
+def _keeps_nothing(spec: ModelSpec) -> bool:
+    """Gemma 3 1B's and Gemma 4 E2B's scaled lookups leave a piece of 16 and of 24 MiB, which the workspace takes.
+
+    So of Gemma 3 as text alone, and of Gemma 4 with inputs for each layer. No other Gemma was rehearsed.
+    """
+    of_3, of_4 = (spec.architecture.startswith(f"Gemma{number}For") for number in (3, 4))
+    return of_3 or (of_4 and layer_input_width(spec) > 0)
 
 
 def _logits(memory: CachingAllocator, spec: ModelSpec, settings: FilledSettings) -> Piece:

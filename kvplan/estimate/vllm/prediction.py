@@ -187,6 +187,8 @@ def predict_ranks(
     resolved = resolve_settings(spec, gpu, settings, release)
     known.check_division(ParallelLayout.of(resolved.serving))
     check_pooled_keys(spec, gpu)
+    if spec.has_grouped_keys and not release.grouped_keys_in_fp8 and resolved.serving.kv_cache_dtype != "bfloat16":
+        raise UsageError(f"vLLM {release.text} keeps {spec.served_id} in bfloat16 alone.", hint="try vllm@0.33")
     serving = resolved.serving
     parts = pipeline_slices(spec.num_layers, serving.pipeline_parallel_size, serving.pp_layer_partition)
     ranks = tuple(_rank_memory(known, part, gpu, resolved, release) for part in parts)

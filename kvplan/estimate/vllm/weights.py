@@ -175,9 +175,10 @@ def loaded_beside(
     with a limit to splitting (``WeightShare.allocator``).
 
     rope_bytes: the table of positions of a model with no other format and no tower, which the first layer's attention
-    makes. Angles, cosines and sines in float32 are as large as the table in 16 bits, both side by side twice that
-    (rotary_embedding/base.py, _compute_cos_sin_cache). A later tensor of 20 MiB and more takes one of these whole if
-    less than 20 MiB are left: 16 MiB more for Llama 3.1 8B in vLLM 0.25.1, 0.29 and 0.33 run without a GPU.
+    makes. Angles, cosines and sines in float32 are as large as the table in 16 bits; both side by side are twice that,
+    and are the table of a model in float32 (rotary_embedding/base.py, _compute_cos_sin_cache). A later tensor of 20 MiB
+    and more takes one of these whole if less than 20 MiB are left: 16 MiB more for Llama 3.1 8B in vLLM 0.25.1, 0.29
+    and 0.33 run without a GPU.
 
     from_plain: the format is made while loading. Each module is made when the file has given all its tensors, in the
     model's dtype first. The piece that this leaves may be larger than the quantized module that takes it next, and is
@@ -201,7 +202,7 @@ def loaded_beside(
                     if not each.plain:
                         memory.allocate(size)
             if each.first == table_after:
-                _make_rope_table(memory, rope_bytes)
+                _make_rope_table(memory, rope_bytes, element_bytes(plain.dtype))
                 expected += rope_bytes
     for each in later:
         whole = memory.allocate(each.plain)
@@ -218,12 +219,14 @@ def _last_of_mixers(layer: LayerSpec) -> str:
     return (_merged_name(names[-1]) or names[-1]) if names else ""
 
 
-def _make_rope_table(memory: CachingAllocator, num_bytes: int) -> None:
-    parts = [memory.allocate(num_bytes) for _ in range(3)]
-    whole = memory.allocate(2 * num_bytes)
+def _make_rope_table(memory: CachingAllocator, num_bytes: int, element: int) -> None:
+    angles = 2 * num_bytes // element
+    parts = [memory.allocate(angles) for _ in range(3)]
+    whole = memory.allocate(2 * angles)
     memory.release(*parts)
-    memory.allocate(num_bytes)
-    memory.release(whole)
+    if element < _FLOAT32_BYTES:
+        memory.allocate(num_bytes)
+        memory.release(whole)
 
 
 def buffer_bytes_per_token(layers: Iterable[LayerSpec], dtype: str) -> int:

@@ -96,7 +96,7 @@ def test_the_second_runner_measures_graphs_of_pieces_as_logged() -> None:
         ("A, campaign", 0.01, 0.04),
         ("B, memory to tokens", 0.002, 0.01),
         ("A, other sources", 0.02, 0.10),
-        # 0.10 until V247 and V248 could be predicted (OUTLIERS) and V211's encoder was counted as it is.
+        # 0.10 until V211's encoder was counted as it is.
         ("  and modified builds", 0.02, 0.20),
     ],
 )
@@ -116,7 +116,6 @@ def test_weights(scores, name: str) -> None:  # type: ignore[no-untyped-def]
 B12X = """3.2 to 4.6 GiB that a modified build with kernels of its own holds. Its log estimates 4.77 GiB for graphs that
 then take 1.22: the other 3.55 stay, and releases up to 0.25 profile graphs while they measure the memory."""
 UNIFIED = "The host's own memory counts as outside torch where it shares the GPU's."
-NGRAMS = "2.3 and 3.4 GiB of a build before the release, on a GB10, whose memory also holds the tables of n-grams."
 OUTLIERS = {
     "V148": B12X,
     "V151": B12X,
@@ -125,8 +124,6 @@ OUTLIERS = {
     "S008": "2.3 GiB of weights on each GPU, of a modified build with kernels of its own.",
     "V225": "5 GiB of non-torch memory that other processes took.",
     "W027": UNIFIED,
-    "V247": NGRAMS,
-    "V248": NGRAMS,
 }
 """Rows of grade A more than 10 % off, and why. No constant was bent for them."""
 

@@ -54,10 +54,14 @@ def read_compressed_sizes(view: ConfigView, sizes: Sizes) -> CompressedSizes:
 
 
 def _compression(name: str, hidden: int, head: int, ratio: int, width: int) -> tuple[Tensor, ...]:
-    """What makes one vector of ``ratio`` tokens: values, gates, a bias per position, and a norm."""
+    """What makes one vector of ``ratio`` tokens: values, gates, a bias per position, and a norm.
+
+    The matrices are never quantized (vllm/models/deepseek_v4: compressor.py, and weights_proj in attention.py, read in
+    0.25.1 to 0.33.0).
+    """
     return (
-        *linear(f"{name}.kv_proj", width, hidden),
-        *linear(f"{name}.gate_proj", width, hidden),
+        *linear(f"{name}.kv_proj", width, hidden, role="router"),
+        *linear(f"{name}.gate_proj", width, hidden, role="router"),
         Tensor(f"{name}.position_bias", (ratio, width), "position"),
         *norm(f"{name}.kv_norm", head),
     )
@@ -81,7 +85,7 @@ def _attention(sizes: Sizes, parts: CompressedSizes, ratio: int) -> CompressedAt
     inner = f"{name}.compressor.indexer"
     tensors += _compression(inner, hidden, indexer.head_size, ratio, 2 * indexer.head_size)
     tensors += linear(f"{inner}.q_b_proj", indexer.num_heads * indexer.head_size, parts.q_lora)
-    tensors += linear(f"{inner}.weights_proj", indexer.num_heads, hidden)
+    tensors += linear(f"{inner}.weights_proj", indexer.num_heads, hidden, role="router")
     return CompressedAttention(sizes.heads, head, parts.window, ratio, indexer, tensors)
 
 
