@@ -241,8 +241,9 @@ def row_activation_gib(row: Row) -> float | None:
 
 
 def row_settings(row: Row) -> ServingSettings:
-    total = _total_gib(row)
-    notes = row["inferred"]
+    total, notes = _total_gib(row), row["inferred"]
+    if total is None and "WSL" in notes and row["gpu"] and (listed := row_gpu(row).listed_memory_bytes):
+        total = listed / GIB  # what its driver reports, in each of the rows that state a total
     if not row["gpu_memory_utilization"] and re.search(r"gmu is set .*not stated", notes):
         raise UsageError("a utilization that was set but is not stated")
     estimates = re.search(r"ESTIMATE_CUDAGRAPHS=([01])", notes)

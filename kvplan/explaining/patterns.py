@@ -179,6 +179,13 @@ SERVER_BEGINS = "vLLM API server version"
 DEFAULT_STEP = re.compile(r"Chunked prefill is enabled with max_num_batched_tokens=\d+")
 """Before the server begins, vLLM 0.11 prints it of the defaults, which it makes to list its options."""
 SWITCHES = ("enforce_eager", "enable_prefix_caching")
+EAGER = ("Enforce eager set, disabling torch.compile", "Cudagraph is disabled under eager mode")
+WORKER_RANK = re.compile(r"\bWorker(?:_[A-SU-Z]{2}\d{1,5}){0,3}_TP(\d{1,5})|, TP rank (\d{1,5})\b")
+"""The tensor-parallel rank of a process, in the name before its lines and where its groups are assigned."""
+COMMENTED_OUT = re.compile(r"^[ \t]{0,40}#[ \t]{0,4}[-'\"{].{0,3000}$", re.MULTILINE)
+"""An argument of a pasted command that its author took out."""
+DRAFTER = re.compile(r"""\{[^{}\n]{0,500}['"]method['"][^{}\n]{0,500}\}""")
+"""A speculative configuration, whose model is not the one that is served."""
 TEXT_ONLY = ("running in text-only mode", "'language_model_only': True")
 FOUND_COMPILED = re.compile(r"Directly load (?:AOT compilation|the compiled graph)")
 COMPILED = re.compile(r"Compiling a graph for|Cache the graph (?:of|for)")

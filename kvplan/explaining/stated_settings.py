@@ -45,6 +45,7 @@ class StatedSettings:
 def stated_settings(text: str, *, is_sglang: bool) -> StatedSettings:
     """Read every setting that ``text`` states in any form."""
     notes: list[str] = []
+    text = patterns.COMMENTED_OUT.sub("", text)
     printed = _printed(text, notes, is_sglang=is_sglang)
     pasted = _pasted(text)
     for name, values in pasted.items():
@@ -83,8 +84,9 @@ def _printed(text: str, notes: list[str], *, is_sglang: bool) -> dict[str, Any]:
     before, begins, after = text.partition(patterns.SERVER_BEGINS)
     if begins:
         text = patterns.DEFAULT_STEP.sub("", before) + begins + after
+    without_drafter = patterns.DRAFTER.sub("", text)
     for name, pattern in patterns.NAMES:
-        values = [value for value in re.findall(pattern, text) if value not in patterns.NOTHING]
+        values = [value for value in re.findall(pattern, without_drafter) if value not in patterns.NOTHING]
         if values:
             found.setdefault(name, values[0])
     numbers = {name: _numbers(text, name) for name in dict.fromkeys(name for name, _ in patterns.NUMBER_SETTINGS)}
@@ -121,6 +123,8 @@ def _switches(text: str) -> dict[str, Any]:
         if values:
             # The engine's own line comes last and says what was made of the arguments.
             found[name] = values[-1] == "True"
+    if any(phrase in text for phrase in patterns.EAGER):
+        found["enforce_eager"] = True
     if any(phrase in text for phrase in patterns.TEXT_ONLY):
         found["language_model_only"] = True
     if patterns.FOUND_COMPILED.search(text) and not patterns.COMPILED.search(text):
@@ -139,6 +143,10 @@ def _derive(text: str, found: dict[str, Any], notes: list[str]) -> None:
     vLLM compiles for steps of up to ``max_num_batched_tokens``, and captures graphs of up to twice the tokens of a
     decode step (vllm/config/vllm.py: _set_compile_ranges, _set_cudagraph_sizes), which is rounded down to a size.
     """
+    ranks = [int(rank) for pair in patterns.WORKER_RANK.findall(text) for rank in pair if rank]
+    if any(ranks) and "tensor_parallel_size" not in found:
+        found["tensor_parallel_size"] = max(ranks) + 1
+        notes.append(f"--tensor-parallel-size {max(ranks) + 1} is read off the highest rank of a worker.")
     ends = re.search(patterns.COMPILED_UP_TO, text)
     if ends and "max_num_batched_tokens" not in found:
         found["max_num_batched_tokens"] = int(ends.group(1))

@@ -56,6 +56,17 @@ def test_advice_is_nobodys_setting(text: str) -> None:
     assert stated(read(text)) == {}
 
 
+def test_a_drafters_model_and_what_was_taken_out_are_not_what_is_served() -> None:
+    """A file of services with two speculative configurations, before the log."""
+    log = read(
+        'command:\n  - "--model"\n  - "org/m"\n  - "--speculative-config"\n'
+        """  # - '{"method":"dflash","model":"org/drafts","num_speculative_tokens":6}' # slower\n"""
+        """  - '{"method":"mtp","model":"org/others","num_speculative_tokens":3}'\n"""
+        "(EngineCore pid=2) INFO 05-30 [core.py:1] Initializing a V1 LLM engine (v0.22.0) with config: model='org/m', "
+    )
+    assert (log.model, log.settings.num_speculative_tokens) == ("org/m", 3)
+
+
 @pytest.mark.parametrize(("text", "settings"), ROWS["engine_lines"])
 def test_settings_that_an_engine_states_in_words(text: str, settings: dict[str, Any]) -> None:
     assert stated(read(text)) == settings

@@ -264,13 +264,18 @@ def stream_buffer_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
 
 
 def per_layer_input_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
-    """What models that see keep of a step's per-layer inputs, made with the weights (Gemma 3n, Gemma 4).
+    """What models that see keep of a step's per-layer inputs, made with the weights (Gemma 3n, Gemma 4, Qwen3-VL).
 
-    ``per_layer_embeddings`` in vllm/model_executor/models/gemma3n_mm.py and gemma4_mm.py (read in 0.32 and 0.33).
+    ``per_layer_embeddings`` in vllm/model_executor/models/gemma3n_mm.py and gemma4_mm.py (read in 0.32 and 0.33),
+    ``deepstack_input_embeds`` in qwen3_vl.py and qwen3_omni_moe_thinker.py (read in 0.11.2 to 0.33.0).
     """
-    if not isinstance(spec.raw_config.get("text_config"), Mapping):
+    config = spec.raw_config.get("thinker_config", spec.raw_config)
+    if not isinstance(config, Mapping) or not isinstance(config.get("text_config"), Mapping):
         return 0
-    return settings.max_num_batched_tokens * layer_input_width(spec) * element_bytes(settings.dtype)
+    width, vision = layer_input_width(spec), config.get("vision_config")
+    if isinstance(vision, Mapping) and not settings.language_model_only:
+        width += len(vision.get("deepstack_visual_indexes") or ()) * spec.hidden_size
+    return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
 
 
 def layer_input_width(spec: ModelSpec) -> int:
@@ -453,7 +458,12 @@ def _sections(config: Mapping[str, object]) -> list[Mapping[str, object]]:
 
 
 def _turns_in_sections(config: Mapping[str, object]) -> bool:
-    """Whether positions are those of time, height and width, each in a section of its own (Qwen2-VL and later)."""
+    """Whether positions are those of time, height and width, each in a section of its own (Qwen2-VL and later).
+
+    Copies of Qwen3-VL's configs leave the sections out, which transformers' class then has by default.
+    """
+    if any(str(section.get("model_type")).startswith("qwen3_vl") for section in _sections(config)):
+        return True
     ropes = [section.get(key) for section in _sections(config) for key in ("rope_parameters", "rope_scaling")]
     return any(isinstance(rope, Mapping) and "mrope_section" in rope for rope in ropes)
 

@@ -223,6 +223,14 @@ def test_qwen3s_are_made_once_from_0_32_on(model: str, rotary: int, shrinks: boo
     assert older - newer == shrinks * 3 * spec.max_position_embeddings * rotary * 2
 
 
+def test_qwen3_vl_keeps_a_steps_inputs_of_its_first_layers_with_the_weights() -> None:
+    """4339.5 MiB in 0.25.1 run without a GPU, 24 of them three layers' inputs; its copied config names no sections."""
+    kept = {"max_num_batched_tokens": 2048, "max_num_seqs": 1, "version": "0.25.1"}
+    assert predict("qwen3-vl-2b", **kept).rank.weight_bytes / MIB == pytest.approx(4339.5, abs=2)  # type: ignore[arg-type]
+    kept["max_num_batched_tokens"] = 4096
+    assert predict("qwen3-vl-2b", **kept).rank.weight_bytes / MIB == pytest.approx(4363.5, abs=2)  # type: ignore[arg-type]
+
+
 CONFIG = LLAMA | {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1024}
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
