@@ -90,7 +90,7 @@ def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> b
     )
     beside = settings.enable_lora or spec.drafter is not None
     is_read = gpu.vendor == "nvidia" and not gpu.unified_memory
-    return plain and is_read and not beside and settings.data_parallel_size == 1
+    return plain and is_read and not beside
 
 
 def _pinned_bytes(
