@@ -6,11 +6,12 @@
 
 ``tools/paper_gpu`` stands for CUDA's runtime, driver, cuBLAS and NVML. Kernels do nothing, memory is accounted and
 never touched; vLLM's CUDA wheel loads a model with empty weights, compiles it, profiles and sizes its KV cache as on
-the GPU that the catalogue describes, with PyTorch's own allocator and empty caches: a first start. So it shows what
-PyTorch allocates and reserves: weights as each format's kernels want them, requests' state, the peak of the profile
-run, and pieces that cannot be given back. It cannot show what lies outside PyTorch: the driver's context, the modules
-of kernels and of cuBLAS, NCCL's buffers, and what CUDA graphs take. Nor what depends on values or on timings. From
-compute capability 9.0 on flashinfer compiles modules for minutes, once. Needs gcc and binutils.
+the GPU that the catalogue describes, with PyTorch's own allocator and empty caches: a first start. Of several GPUs one
+rank runs, beside ranks that are not there either. So it shows what PyTorch allocates and reserves: weights as each
+format's kernels want them, requests' state, the peak of the profile run, and pieces that cannot be given back. It
+cannot show what lies outside PyTorch: the driver's context, the modules of kernels and of cuBLAS, NCCL's buffers, and
+what CUDA graphs take. Nor what depends on values or on timings. From compute capability 9.0 on flashinfer compiles
+modules for minutes, once. Needs gcc and binutils.
 """
 
 from __future__ import annotations

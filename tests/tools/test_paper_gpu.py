@@ -71,6 +71,18 @@ def test_the_gpu_is_the_one_that_is_stated(core: ctypes.CDLL) -> None:
     assert core.paper_built_for() == 86
 
 
+def test_gpus_beside_it_and_what_links_them_are_stated_too(core: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (core.paper_count(), core.paper_link()) == (1, 0)
+    linked = {"rtx-4090": "0", "l40s": "1", "a100-80gb": "2"}  # by the host, over PCIe, over NVLink
+    for gpu, link in linked.items():
+        case = {"gpu": gpu, "settings": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}}
+        environment = rehearse_startups.Environment(Path("python"), Path(), [Path("libpaper.so")])
+        stated = environment.variables(case, Path())
+        assert (stated["PAPER_COUNT"], stated["PAPER_LINK"]) == ("4", link)
+        monkeypatch.setenv("PAPER_COUNT", "4")
+        assert core.paper_count() == 4
+
+
 def test_what_cannot_be_rehearsed_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for options, said in (
         (["--case", "llama-9"], "There is no case named llama-9"),

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from vllm.config import ParallelConfig
 from vllm.distributed import parallel_state
 from vllm.distributed.device_communicators import pynccl, shm_broadcast
 from vllm.distributed.device_communicators.pynccl_wrapper import ncclUniqueId
@@ -39,10 +41,25 @@ def be_one_of(rank: int) -> None:
     def all_gather_object(found: list[Any], mine: Any, *_: Any, **__: Any) -> None:
         found[:] = [mine] * len(found)
 
+    said: list[Any] = []  # what this rank sent last stands for what others send
+
+    def broadcast_object_list(objects: list[Any], src: int = 0, *_: Any, **__: Any) -> None:
+        if src == rank:
+            said[:] = objects
+        elif len(said) == len(objects):
+            objects[:] = said
+
+    def all_reduce(tensor: torch.Tensor, op: Any = None, group: Any = None, *_: Any, **__: Any) -> None:
+        # groups of data-parallel ranks add up tables in which each fills its own column
+        if group is not None and tensor.device.type == "cpu" and tensor.shape[-1:] == (group.size(),):
+            tensor[:] = tensor[..., group.rank(), None].clone()
+
+    torch.distributed.all_reduce = all_reduce
+    ParallelConfig.stateless_init_dp_group = lambda *_, **__: None
     torch.distributed.init_process_group = init_process_group
     torch.distributed.new_group = lambda ranks=None, **_: make_group(ranks, backend="fake")
     torch.distributed.all_gather_object = all_gather_object
-    torch.distributed.broadcast_object_list = lambda *_, **__: None
+    torch.distributed.broadcast_object_list = broadcast_object_list
     parallel_state.in_the_same_node_as = lambda group, source_rank=0: [True] * group.size()
     pynccl.NCCLLibrary = _Nccl
     shm_broadcast.MessageQueue.create_from_process_group = staticmethod(lambda *_, **__: None)

@@ -116,6 +116,8 @@ def main() -> None:
     measured: dict[str, Any] = {}
     _watch(measured, case["history"] and Path(case["history"]))
     if case["rank"] is not None:
+        from ranks import be_one_of  # a process alone is not changed
+
         be_one_of(case["rank"])
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(case["config"]))

@@ -15,6 +15,9 @@ The gated delta rule frees the matrix while its kernels are tried out, in the fi
 torch.accelerator.empty_cache). Its workspace took the piece of the output that the rule fills with zeros, freed by
 compiling: 7.9 MiB of 16 stay of Qwen3.5-4B, 87.9 of 96 of Qwen3.5-27B with 8,192 tokens a step.
 
+Ranks that divide the embedding free a buffer as large as the L2 cache besides, and from 0.29.0 on no matrix
+(``estimate.vllm.compilation``): two RTX 4090 lost 64 of its 72 MiB for gpt-oss-20b in 0.29.0, Qwen3-8B nothing.
+
 From 0.31 on the profile run splits no piece of 20 MiB and more. The order was read off vLLM 0.29 and 0.33 that ran on
 a CUDA runtime without a GPU (``tools/paper_gpu``): for Qwen2.5-1.5B on an Ada GPU 437.9 of 446 MiB stay.
 """
@@ -28,7 +31,7 @@ from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import LayerSpec, ModelSpec, SoftmaxAttention, StateMixer
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.activation import cublas_bytes, moe_workspace_bytes
-from kvplan.estimate.vllm.compilation import first_delta_rule, lookup_bytes, zeroed_bytes
+from kvplan.estimate.vllm.compilation import compiles, first_delta_rule, lookup_bytes, zeroed_bytes
 from kvplan.estimate.vllm.memo import RankParts
 from kvplan.estimate.vllm.runners import large_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings
@@ -75,19 +78,20 @@ def profile_leftovers(
 def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> bool:
     """Whether the order of allocations is known: whole layers on an NVIDIA GPU with its own memory, softmax attention.
 
-    So is the gated delta rule's, where the first layer has it. There are neither adapters nor a drafter. Of other
-    recurrent states some starts lose the matrix and others do not. Of Gemma's lookups, which are scaled, two were seen.
+    So is the gated delta rule's on one GPU, where the first layer has it. There are neither adapters nor a drafter. Of
+    other recurrent states some starts lose the matrix and others do not. Of Gemma's lookups, which are scaled, two were
+    seen.
     """
+    has_rule = settings.tensor_parallel_size == 1 and first_delta_rule(spec) is not None
     plain = all(
-        isinstance(mixer, SoftmaxAttention) or (isinstance(mixer, StateMixer) and first_delta_rule(spec) is not None)
+        isinstance(mixer, SoftmaxAttention) or (isinstance(mixer, StateMixer) and has_rule)
         for layer in spec.layers
         for mixer in layer.mixers
     )
     beside = settings.enable_lora or spec.drafter is not None
     is_read = gpu.vendor == "nvidia" and not gpu.unified_memory
     is_known = not spec.architecture.startswith(_SCALES_LOOKUPS) or _keeps_nothing(spec)
-    shares = settings.tensor_parallel_size * settings.data_parallel_size  # a pipeline's first stage begins alike
-    return plain and is_read and is_known and not beside and shares == 1
+    return plain and is_read and is_known and not beside
 
 
 def _pinned_bytes(
@@ -105,10 +109,13 @@ def _pinned_bytes(
     attention, delta_rule = first.mixers[0], first_delta_rule(spec)
     if matrix and delta_rule is not None:
         return max(zeroed_bytes(delta_rule, settings) - cublas_bytes(gpu), 0)
-    if not matrix or not isinstance(attention, SoftmaxAttention) or _keeps_nothing(spec):
+    freed = [matrix, output, output] if matrix else []
+    if settings.tensor_parallel_size > 1 and compiles(gpu, settings, release):
+        freed = [matrix, output, gpu.l2_cache_bytes] if matrix else [gpu.l2_cache_bytes, hidden, hidden]
+    if not freed or not isinstance(attention, SoftmaxAttention) or _keeps_nothing(spec):
         return 0
     reserved = memory.reserved_bytes
-    memory.release(*[memory.allocate(size) for size in (matrix, output, output)])
+    memory.release(*[memory.allocate(size) for size in freed])
     step = [memory.allocate(size) for size in (hidden, hidden)]
     if _is_plain(spec, first, settings.quantization):
         step.append(memory.allocate(_first_product_bytes(attention, settings)))
@@ -135,7 +142,7 @@ def _keeps_nothing(spec: ModelSpec) -> bool:
 
 def _logits(memory: CachingAllocator, spec: ModelSpec, settings: FilledSettings) -> Piece:
     rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-    return memory.allocate(rows * spec.vocab_size * element_bytes(settings.dtype))
+    return memory.allocate(rows * spec.vocab_size * element_bytes(settings.dtype) // settings.tensor_parallel_size)
 
 
 def _is_plain(spec: ModelSpec, layer: LayerSpec, quantization: str) -> bool:
@@ -146,5 +153,7 @@ def _is_plain(spec: ModelSpec, layer: LayerSpec, quantization: str) -> bool:
 
 def _first_product_bytes(mixer: SoftmaxAttention, settings: FilledSettings) -> int:
     """Queries, keys and values of a step in the first layer, one tensor."""
-    width = (mixer.num_heads + mixer.num_kv_heads) * mixer.head_size_k + mixer.num_kv_heads * mixer.head_size_v
+    heads = mixer.num_heads // settings.tensor_parallel_size
+    kv_heads = max(mixer.num_kv_heads // settings.tensor_parallel_size, 1)
+    width = (heads + kv_heads) * mixer.head_size_k + kv_heads * mixer.head_size_v
     return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
