@@ -23,7 +23,6 @@ from typing import Any
 os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 import torch
-from ranks import be_one_of
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.usage.usage_lib import UsageContext
