@@ -11,12 +11,10 @@ what the second runner's tensors take of them; and in 0.27.0 to 0.30 cuBLAS's wo
    enough. Where that is the freed matrix, the workspace is split off it and keeps its segment.
 3. The buffers of fused experts stay, too, and take what is left of the matrix.
 
-The gated delta rule frees the matrix while its kernels are tried out, in the first layer (``trials``:
-torch.accelerator.empty_cache). Its workspace took the piece of the output that the rule fills with zeros, freed by
-compiling: 7.9 MiB of 16 stay of Qwen3.5-4B, 87.9 of 96 of Qwen3.5-27B with 8,192 tokens a step.
-
-Ranks that divide the embedding free a buffer as large as the L2 cache besides, and from 0.29.0 on no matrix
-(``estimate.vllm.compilation``): two RTX 4090 lost 64 of its 72 MiB for gpt-oss-20b in 0.29.0, Qwen3-8B nothing.
+Where the first layer has a gated delta rule the workspace takes the piece of the output that the rule fills with zeros,
+freed by compiling: 7.9 MiB of 16 stay of Qwen3.5-4B, 87.9 of 96 of Qwen3.5-27B with 8,192 tokens a step. Mamba 2 makes
+its output before the hidden states, and is replayed as attention is: Nemotron 3 Nano 30B loses 538 of 672 MiB, the 4B
+none. All four were run without a GPU.
 
 From 0.31 on the profile run splits no piece of 20 MiB and more. The order was read off vLLM 0.29 and 0.33 that ran on
 a CUDA runtime without a GPU (``tools/paper_gpu``): for Qwen2.5-1.5B on an Ada GPU 437.9 of 446 MiB stay.
@@ -78,13 +76,12 @@ def profile_leftovers(
 def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings) -> bool:
     """Whether the order of allocations is known: whole layers on an NVIDIA GPU with its own memory, softmax attention.
 
-    So is the gated delta rule's on one GPU, where the first layer has it. There are neither adapters nor a drafter. Of
-    other recurrent states some starts lose the matrix and others do not. Of Gemma's lookups, which are scaled, two were
-    seen.
+    So are a gated delta rule and Mamba 2 in the first layer, on one GPU. There are neither adapters nor a drafter. Of
+    Gemma's lookups, which are scaled, two were seen.
     """
-    has_rule = settings.tensor_parallel_size == 1 and first_delta_rule(spec) is not None
+    has_state = settings.tensor_parallel_size == 1 and _begins_with_state(spec)
     plain = all(
-        isinstance(mixer, SoftmaxAttention) or (isinstance(mixer, StateMixer) and has_rule)
+        isinstance(mixer, SoftmaxAttention) or (isinstance(mixer, StateMixer) and has_state)
         for layer in spec.layers
         for mixer in layer.mixers
     )
@@ -106,19 +103,19 @@ def _pinned_bytes(
     """Bytes of segments made for compiling that cuBLAS's workspace and the experts' buffers keep beside themselves."""
     matrix, output = lookup_bytes(spec, gpu, settings, release)
     hidden = settings.max_num_batched_tokens * spec.hidden_size * element_bytes(settings.dtype)
-    attention, delta_rule = first.mixers[0], first_delta_rule(spec)
+    mixer, delta_rule = first.mixers[0], first_delta_rule(spec)
     if matrix and delta_rule is not None:
         return max(zeroed_bytes(delta_rule, settings) - cublas_bytes(gpu), 0)
     freed = [matrix, output, output] if matrix else []
     if settings.tensor_parallel_size > 1 and compiles(gpu, settings, release):
         freed = [matrix, output, gpu.l2_cache_bytes] if matrix else [gpu.l2_cache_bytes, hidden, hidden]
-    if not freed or not isinstance(attention, SoftmaxAttention) or _keeps_nothing(spec):
+    if not freed or not isinstance(mixer, SoftmaxAttention | StateMixer) or _keeps_nothing(spec):
         return 0
     reserved = memory.reserved_bytes
     memory.release(*[memory.allocate(size) for size in freed])
-    step = [memory.allocate(size) for size in (hidden, hidden)]
+    step = [memory.allocate(size) for size in (*_made_first(mixer, settings), hidden, hidden)]
     if _is_plain(spec, first, settings.quantization):
-        step.append(memory.allocate(_first_product_bytes(attention, settings)))
+        step.append(memory.allocate(_first_product_bytes(mixer, settings)))
     else:  # the first product of cuBLAS's is the head's: the step's other tensors are free again
         memory.release(step.pop())
         step.append(_logits(memory, spec, settings))
@@ -151,8 +148,28 @@ def _is_plain(spec: ModelSpec, layer: LayerSpec, quantization: str) -> bool:
     return not tensors or stored_formats(spec, quantization).of(tensors[0], 0) is None
 
 
-def _first_product_bytes(mixer: SoftmaxAttention, settings: FilledSettings) -> int:
-    """Queries, keys and values of a step in the first layer, one tensor."""
+def _begins_with_state(spec: ModelSpec) -> bool:
+    first = spec.layers[0].mixers[0]
+    return isinstance(first, StateMixer) and first.kind in ("gated_delta_net", "mamba2")
+
+
+def _made_first(mixer: SoftmaxAttention | StateMixer, settings: FilledSettings) -> tuple[int, ...]:
+    """Bytes of what a layer makes before its input: Mamba 2's output, which its kernels write into."""
+    if isinstance(mixer, SoftmaxAttention):
+        return ()
+    return (settings.max_num_batched_tokens * _inner_width(mixer) * element_bytes(settings.dtype),)
+
+
+def _inner_width(mixer: StateMixer) -> int:
+    heads, head_size, _ = mixer.recurrent_shape
+    return heads * head_size
+
+
+def _first_product_bytes(mixer: SoftmaxAttention | StateMixer, settings: FilledSettings) -> int:
+    """Queries, keys and values of a step in the first layer, one tensor; Mamba 2's gate, input, B, C and time steps."""
+    if isinstance(mixer, StateMixer):
+        width = mixer.conv_channels + mixer.conv_group_channels + _inner_width(mixer) + mixer.recurrent_shape[0]
+        return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
     heads = mixer.num_heads // settings.tensor_parallel_size
     kv_heads = max(mixer.num_kv_heads // settings.tensor_parallel_size, 1)
     width = (heads + kv_heads) * mixer.head_size_k + kv_heads * mixer.head_size_v
