@@ -265,7 +265,7 @@ def test_omni_models_limited_to_sounds_are_not_counted_and_limited_to_nothing_ar
 
 
 def test_gemma_3ns_images_are_encoded_all_at_once() -> None:
-    """A dispatch mode over timm's mobilenetv5_300m_enc counts 183.4453125 MiB in 16 bits for an image, twice for two."""
+    """A dispatch mode over timm's mobilenetv5_300m_enc counts 183.4453125 MiB in 16 bits for one, twice for two."""
     text = resolve_model("gemma-3n-e4b").raw_config
     config = {
         "architectures": ["Gemma3nForConditionalGeneration"],
@@ -315,6 +315,7 @@ def test_glm_4_6v_has_the_videos_of_its_processor_from_0_27_on() -> None:
         ({"model_type": "idefics3", "scale_factor": 2, "vision_config": _section(364, 14)}, 2873, 11492),
         ({"model_type": "smolvlm", "scale_factor": 4, "vision_config": _section(512, 16)}, 1088, 17408),
         ({"model_type": "llava_onevision"}, 8748, 13 * 729),
+        ({"model_type": "internvl", "vision_config": {"image_size": [448, 448]}}, 13 * 256, 13 * 1025),
         ({"model_type": "step3_vl"}, 3164, 36 * (36 * 36 + 1)),
     ],
 )  # fmt: skip
