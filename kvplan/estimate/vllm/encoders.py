@@ -83,6 +83,8 @@ def largest_item(config: Mapping[str, Any], limits: Mapping[str, int]) -> ImageS
     section, model_type = _section(config), str(config.get("model_type", ""))
     if section is None:
         return None
+    if model_type == "gemma3n" and not limits.get("image", NO_LIMIT):  # it takes no videos
+        return None
     row = _row_of(config)
     if row is not None:
         return _of_row(row, config, section)
@@ -111,11 +113,11 @@ def hears(config: Mapping[str, Any], limits: Mapping[str, int]) -> bool:
 def has_reader(config: Mapping[str, Any], limits: Mapping[str, int]) -> bool:
     """Return whether the largest item of a model with this config is known, where prompts have what ``limits`` say.
 
-    Of models that are asked for sounds alone it is for Gemma 4, whose dummy takes next to nothing, and for Whisper.
+    Of models that are asked for sounds alone it is for Gemma, whose dummy takes next to nothing, and for Whisper.
     """
     model_type = str(own_config(config).get("model_type", ""))
     sees = limits.get("image", NO_LIMIT) or limits.get("video", NO_LIMIT)
-    if not sees and model_type not in (*_VIDEOS_AS_IMAGES, *_UNWRAPPED):
+    if not sees and model_type not in (*_SHORT_SOUNDS, *_UNWRAPPED):
         return not hears(config, limits)
     return largest_item(config, {}) is not None
 
@@ -223,6 +225,17 @@ def _of_row(row: EncoderRow, config: Mapping[str, Any], section: Mapping[str, An
         projected_width=row.projects[0] * _number(text, "hidden_size", 0),
         projected_with_ranks=row.projects[1] * _number(text, "hidden_size", 0),
     )
+
+
+def _gemma3n(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
+    """An image of 768 x 768 and 256 tokens, through timm's MobileNetV5 of 300 million weights, whole on every rank.
+
+    The widest point is the norm inside a block of 192 x 192 pixels: 768 channels three times and a mean, beside the
+    block's input and its caller's, of 128 (mobilenetv5_300m_enc of timm 1.0.31, counted with a dispatch mode: 183.4 MiB
+    an image in 16 bits). What cuDNN's convolutions take is not in it.
+    """
+    side, channels, wide = 192, 128, 768
+    return ImageSize(_square(4 * side), side * side, 256, channels, 0, held_width=3 * wide + 1)
 
 
 def _gemma4_image(config: Mapping[str, Any], section: Mapping[str, Any], tokens: int = 0, frames: int = 1) -> ImageSize:
@@ -406,11 +419,14 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]]
     "qwen3_omni_moe_thinker": _qwen3_omni,
     "llava_next": _llava_next,
     "dots_ocr": _dots,
+    "gemma3n": _gemma3n,
     "gemma4": _gemma4,
     "gemma4_unified": _gemma4_unified,
     "whisper": _whisper,
 }
 _UNWRAPPED = frozenset(("whisper",))
 """Models whose encoder stands in no section of its own."""
+_SHORT_SOUNDS = frozenset(("gemma3n", "gemma4", "gemma4_unified"))
+"""Models whose dummy sound is as short as one window of their features (get_dummy_mm_data in gemma3n_mm.py)."""
 _VIDEOS_AS_IMAGES = {"gemma4": _gemma4_image, "gemma4_unified": None}
 """Models that take a video as images of its frames, and how one image is read; None where it takes next to nothing."""

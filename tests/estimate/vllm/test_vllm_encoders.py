@@ -264,6 +264,28 @@ def test_omni_models_limited_to_sounds_are_not_counted_and_limited_to_nothing_ar
     assert has_reader(resolve_model("gemma-4-e2b").raw_config, {"image": 0, "video": 0})
 
 
+def test_gemma_3ns_images_are_encoded_all_at_once() -> None:
+    """A dispatch mode over timm's mobilenetv5_300m_enc counts 183.4453125 MiB in 16 bits for one, twice for two."""
+    text = resolve_model("gemma-3n-e4b").raw_config
+    config = {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "model_type": "gemma3n",
+        "text_config": {**text.get("text_config", text)},
+        "vision_config": {"model_type": "gemma3n_vision", "hidden_size": 2048},
+        "audio_config": {"model_type": "gemma3n_audio"},
+    }
+    spec, settings = read_config(config, model_id="gemma-3n"), {"max_num_batched_tokens": 2048, "max_num_seqs": 64}
+
+    def encoder(**further: object) -> int:
+        asked = ServingSettings(max_model_len=8192, **settings, **further)  # type: ignore[arg-type]
+        found = predict_vllm(spec, find_gpu("l40s"), asked, "0.30.0")
+        assert not any("not counted" in note for note in found.settings.notes)
+        return found.rank.activation.encoder_bytes
+
+    assert encoder() - cublas_bytes(find_gpu("l40s")) == 8 * int(183.4453125 * 2**20)
+    assert encoder(limit_mm_per_prompt="image=0") == 0
+
+
 def test_glm_4_6v_has_the_videos_of_its_processor_from_0_27_on() -> None:
     """100,352,000 pixels, 64,000 tokens (pull request 43422 of vllm-project/vllm), by whichever name it goes."""
 
@@ -293,6 +315,7 @@ def test_glm_4_6v_has_the_videos_of_its_processor_from_0_27_on() -> None:
         ({"model_type": "idefics3", "scale_factor": 2, "vision_config": _section(364, 14)}, 2873, 11492),
         ({"model_type": "smolvlm", "scale_factor": 4, "vision_config": _section(512, 16)}, 1088, 17408),
         ({"model_type": "llava_onevision"}, 8748, 13 * 729),
+        ({"model_type": "internvl", "vision_config": {"image_size": [448, 448]}}, 13 * 256, 13 * 1025),
         ({"model_type": "step3_vl"}, 3164, 36 * (36 * 36 + 1)),
     ],
 )  # fmt: skip
