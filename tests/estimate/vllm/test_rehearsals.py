@@ -11,7 +11,9 @@ CASES = load_cases()
 _FLOOR, _SHARE = 64 * MIB, 0.003
 """A case is off by at most 64 MiB, or by 0.3 % of what PyTorch holds, whichever is more; its weights alone alike."""
 
-KNOWN_GAPS: dict[str, str] = {}
+KNOWN_GAPS: dict[str, str] = {
+    "gpt-oss-20b-rtx-4090-0.28.0-tp2": "66 MiB of freed pieces stay; before 0.29.0 several ranks are not replayed",
+}
 """Cases that are off by more, and why."""
 
 
