@@ -294,7 +294,7 @@ def split_loss_bytes(spec: ModelSpec, gpu: GpuProfile, predicted: VllmPrediction
     release, settings = vllm_release(predicted.version), predicted.settings.serving
     if predicted.rank.given_pool_bytes is not None or not release.counts_split_pieces or settings.expandable_segments:
         return 0
-    if is_replayed(spec, gpu, settings) or not compiles(gpu, settings, release):
+    if is_replayed(spec, gpu, settings, release) or not compiles(gpu, settings, release):
         return 0
     return lookup_bytes(spec, gpu, settings, release)[0] or gpu.l2_cache_bytes
 
