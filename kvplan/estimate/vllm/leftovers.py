@@ -80,8 +80,8 @@ def is_replayed(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, rele
     """Whether the order of allocations is known: whole layers on an NVIDIA GPU with its own memory, softmax attention.
 
     So are a gated delta rule and Mamba 2 in the first layer, on one GPU. There are neither adapters nor a drafter. Of
-    Gemma's lookups, which are scaled, two were seen. Before 0.29.0 ranks that divide the embedding are not replayed: with
-    the matrix freed gpt-oss-20b on two RTX 4090 would lose 528 MiB in 0.28.0, and lost 66.
+    Gemma's lookups, which are scaled, two were seen. Before 0.29.0 ranks that divide the embedding are not replayed:
+    with the matrix freed gpt-oss-20b on two RTX 4090 would lose 528 MiB in 0.28.0, and lost 66.
     """
     has_state = settings.tensor_parallel_size == 1 and _begins_with_state(spec)
     plain = all(
