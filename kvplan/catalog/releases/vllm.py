@@ -74,6 +74,7 @@ class VllmRelease:
     profiles_long_videos: bool
     encodes_frames_in_batches: bool
     reads_video_processor: bool
+    fuses_pair_bias: bool
     masks_image_pairs: bool
     norms_out_of_place: bool
     keeps_reduced_tensors: bool

@@ -43,6 +43,8 @@ class ImageSize:
     """Frames of a video, or tiles of an image."""
     scratch_bytes: int = 0
     """Bytes per patch by which the model decides how many frames it takes at once; 0 where it takes all."""
+    unfused_width: int = 0
+    """``held_width`` in releases whose attention makes a bias for every pair of patches; 0: the same."""
     masks_all_pairs: bool = False
     """Some releases mask the patches of all images against each other: an element for each pair."""
     video_tokens: int = 0
@@ -227,6 +229,32 @@ def _of_row(row: EncoderRow, config: Mapping[str, Any], section: Mapping[str, An
     )
 
 
+def _deepseek_ocr(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize | None:
+    """An image of 1280 x 1280, one after the other: whole in 1024 x 1024, then as 2 x 2 tiles of 640 x 640.
+
+    SAM's encoder is the widest, whole on every rank. Counted with a dispatch mode on vLLM's class (deepencoder.py):
+    77,568,000 elements with the four tiles of 4,915,200 values in 0.33.0, in a layer with windows; 232,783,872 with the
+    whole image of 3,145,728 in 0.29.0, where 4,096 patches have a bias for each other in 12 heads. DeepSeek-VL2 has the
+    same model_type and other towers.
+    """
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or "DeepseekOCRForCausalLM" not in architectures:
+        return None
+    patches, channels = 4 * 40 * 40, 768
+    tiles = 4 * _square(640)
+    held, unfused = (each // patches - RESIDUAL_WIDTHS * channels for each in (77_568_000 - tiles, 229_638_144))
+    return ImageSize(
+        pixels=_square(1024) + tiles,
+        patches=patches,
+        tokens=16 * 17 + 20 * 21 + 1,
+        hidden_size=channels,
+        inner_width=0,
+        held_width=held,
+        unfused_width=unfused,
+        alone=True,
+    )
+
+
 def _gemma3n(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     """An image of 768 x 768 and 256 tokens, through timm's MobileNetV5 of 300 million weights, whole on every rank.
 
@@ -405,7 +433,7 @@ def _whisper(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize
     return ImageSize(values, tokens, tokens, hidden, 2 * inner, held_width=hidden)
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]] = {
+_READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize | None]] = {
     "mistral3": _pixtral,
     "mllama": _mllama,
     "qwen2_vl": _qwen2_vl,
@@ -419,6 +447,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSize]]
     "qwen3_omni_moe_thinker": _qwen3_omni,
     "llava_next": _llava_next,
     "dots_ocr": _dots,
+    "deepseek_vl_v2": _deepseek_ocr,
     "gemma3n": _gemma3n,
     "gemma4": _gemma4,
     "gemma4_unified": _gemma4_unified,

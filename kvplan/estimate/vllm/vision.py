@@ -60,6 +60,8 @@ def vision_profile(
         return None
     if image.frames > 1:
         most = videos
+    if image.unfused_width and not release.fuses_pair_bias:
+        image = replace(image, held_width=image.unfused_width)
     if image.class_video_tokens and not release.reads_video_processor:
         image = replace(image, video_tokens=image.class_video_tokens)
     if image.video_tokens and videos:

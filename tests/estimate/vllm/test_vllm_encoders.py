@@ -233,12 +233,12 @@ def test_whisper_is_profiled_with_sounds_that_fill_a_step() -> None:
 
 
 def test_an_encoder_without_a_reader_is_said_and_has_a_kind_of_its_own() -> None:
-    ocr = resolve_model("deepseek-ocr")
+    phi = resolve_model("phi-3-vision-128k")
     gpu = find_gpu("h200")
     for settings, is_counted in (({}, False), ({"language_model_only": True}, True)):
-        found = predict("deepseek-ocr", "h200", "0.30.0", max_model_len=8192, **settings)
+        found = predict("phi-3-vision-128k", "h200", "0.30.0", max_model_len=8192, **settings)
         assert any("encoder" in note and "not counted" in note for note in found.settings.notes) != is_counted
-        kind = deployment_kinds(ocr, gpu, found)["inputs"]
+        kind = deployment_kinds(phi, gpu, found)["inputs"]
         assert (kind == "text alone") == is_counted
         assert ("not counted" in kind) != is_counted
 
@@ -262,6 +262,20 @@ def test_omni_models_limited_to_sounds_are_not_counted_and_limited_to_nothing_ar
     nothing = predict("qwen3-omni-30b-a3b", "h200", "0.30.0", limit_mm_per_prompt="image=0,video=0,audio=0")
     assert nothing.settings.serving.language_model_only
     assert has_reader(resolve_model("gemma-4-e2b").raw_config, {"image": 0, "video": 0})
+
+
+def test_deepseek_ocrs_patches_have_a_bias_for_each_other_before_0_30() -> None:
+    """Counted on vLLM's class; of 11 images in a step of 8,192 tokens one is encoded at a time."""
+
+    def encoder(version: str) -> float:
+        found = predict("deepseek-ocr", "h200", version, max_model_len=8192, max_num_batched_tokens=8192)
+        pixels = 11 * 3 * (1024**2 + 4 * 640**2)
+        return found.rank.activation.encoder_bytes - cublas_bytes(find_gpu("h200")) - 2 * pixels
+
+    assert encoder("0.30.0") == 2 * (77_568_000 - 4 * 3 * 640**2)
+    assert encoder("0.29.0") == pytest.approx(2 * (232_783_872 - 3 * 1024**2), rel=1e-4)
+    vl2 = {"model_type": "deepseek_vl_v2", "architectures": ["DeepseekVLV2ForCausalLM"], "vision_config": {}}
+    assert largest_item(vl2, {}) is None and not has_reader(vl2, {})
 
 
 def test_gemma_3ns_images_are_encoded_all_at_once() -> None:
@@ -334,7 +348,8 @@ def test_readers_take_whatever_a_config_has() -> None:
     ]
     assert len(named) == len(set(named)) and not set(named) & set(_READERS)
     for model_type in {*named, *_READERS}:
-        image = largest_item({"model_type": model_type, "version": "4.5", "vision_config": {"hidden_size": "wide"}}, {})
+        config = {"model_type": model_type, "version": "4.5", "architectures": ["DeepseekOCRForCausalLM"]}
+        image = largest_item({**config, "vision_config": {"hidden_size": "wide"}}, {})
         assert image is not None and min(image.pixels, image.patches, image.tokens) > 0
         assert (largest_item({"model_type": model_type, "vision_config": None}, {}) is None) == (
             model_type != "whisper"
