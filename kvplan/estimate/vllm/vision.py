@@ -90,6 +90,8 @@ def vision_profile(
         free = settings.device_memory_bytes - (settings.reserved_bytes or 0) - weight_bytes
         inside = _in_batches(image, num_items * image.frames, width, free, settings, release)
     outputs = num_items * (image.dummy_tokens or image.tokens) * spec.hidden_size * (1 + image.deepstack_outputs)
+    # What earlier blocks put out beside the stream is alive in the last ones (Qwen3_VisionTransformer.forward).
+    inside += outputs * image.deepstack_outputs // (1 + image.deepstack_outputs)
     return VisionProfile(num_items * image.pixels, inside, outputs)
 
 
