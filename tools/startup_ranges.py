@@ -252,8 +252,9 @@ def _startup(row: Row, models: dict[str, dict[str, object]], first: FirstSight |
             "compilation": gain - rank.pinned_bytes / GIB,
             "tensor maps": maps,
             "segments": rank.segment_bytes / GIB,
+            "pinned": rank.pinned_bytes / GIB,
+            "local memory": rank.local.grown_bytes / GIB,
         }
-        known["pinned"] = rank.pinned_bytes / GIB
         first = first.with_known(known)
     printed = available
     if available is None and tokens and found.kv_cache_tokens and first.tokens:
