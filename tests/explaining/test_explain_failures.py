@@ -75,7 +75,7 @@ def test_weights_larger_than_the_card_are_not_answered_with_less_utilization() -
     said = sentences(answer)
     assert "lower --gpu-memory-utilization" not in said and "raise --gpu-memory-utilization" not in said
     assert "--tensor-parallel-size 4 (15.49 GiB of weights each)" in said
-    assert "a checkpoint in awq: 18.23 GiB instead of 61.03 GiB, with --max-model-len 4" in said, "4.2k tokens of 40k"
+    assert "a checkpoint in awq: 18.24 GiB instead of 61.03 GiB, with --max-model-len 4" in said, "4.2k tokens of 40k"
     assert "checkpoint in fp8" not in said
 
 
