@@ -92,8 +92,6 @@ _OTHER_RANK: Final = 0.01
 """Where a log's memory and its tokens disagree by more, the memory is that of another rank than the smallest."""
 _OTHER_LAYOUT: Final = 0.05
 """Tokens per byte that differ by more come from another layout, or another format, of the cache."""
-_NEARLY_EMPTY = 0.1
-"""A pool of less than this share of the logged one tells nothing of the layout: its tokens are a few blocks'."""
 _OTHER_LAYOUT_OF_RANKS: Final = 1.5
 
 Amounts = dict[Cause, float]
@@ -323,8 +321,6 @@ def _layout_ratio(
     """
     tokens = _observed_tokens(row, found)
     if row["inferred"].strip()[1:2] not in ("A", "B") or not tokens or not available or not first.tokens:
-        return None
-    if first.pool_gib < _NEARLY_EMPTY * available:
         return None
     ratio = tokens / (available / first.pool_gib * first.tokens)
     return ratio if is_alone or max(ratio, 1 / ratio) > _OTHER_LAYOUT_OF_RANKS else None

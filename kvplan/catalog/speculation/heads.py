@@ -19,6 +19,12 @@ _AUXILIARY_STATES = 3
 """Layers of the target whose hidden states EAGLE-3 reads, unless its config says that it reads the last alone."""
 
 
+def dspark_config(spec: ModelSpec) -> Mapping[str, Any] | None:
+    """Return the section that describes DSpark: layers behind the model that propose a block at once; None without."""
+    sections = (spec.raw_config, spec.raw_config.get("text_config"))
+    return next((each for each in sections if isinstance(each, Mapping) and "dspark_target_layer_ids" in each), None)
+
+
 def multi_token_model(spec: ModelSpec) -> ModelSpec | None:
     """The checkpoint's own layers for multi-token prediction; embedding and head are the target's. None without any."""
     extras = [extra for extra in spec.extras if extra.kind == "multi_token_prediction"]

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
+from kvplan.catalog.config_view import ConfigView
 from kvplan.catalog.models import find_profile, resolve_model
 from kvplan.catalog.reader import parse_config
 from kvplan.catalog.spec import Drafter, ModelSpec, SpeculativeMethod
-from kvplan.catalog.speculation.heads import eagle_model, medusa_model, multi_token_model
+from kvplan.catalog.speculation.heads import dspark_config, eagle_model, medusa_model, multi_token_model
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import LARGEST_CONFIG_BYTES, read_text
 from kvplan.settings import ServingSettings
@@ -18,8 +19,6 @@ from kvplan.settings import ServingSettings
 _METHODS: Final = get_args(SpeculativeMethod)
 _LOOKED_UP: Final = ("ngram", "suffix")
 _LOOKED_UP_JSON: Final = '{"method": "ngram", "num_speculative_tokens": 4}'
-_DSPARK: Final = "dspark_target_layer_ids"
-"""Of a config whose layers behind the model propose a block at once: as many tokens as is said, whatever they are."""
 _EXAMPLE: Final = "--speculative-model meta-llama/Llama-3.2-1B --num-speculative-tokens 4"
 
 
@@ -57,7 +56,7 @@ def _asked(settings: ServingSettings) -> bool:
 def _method(spec: ModelSpec, settings: ServingSettings) -> SpeculativeMethod:
     said, model = settings.speculative_method, (settings.speculative_model or "").casefold()
     name = (said or "").casefold().strip("[]").removesuffix("_gpu")
-    if name.endswith("_mtp") or (name == "dspark" and not model and _DSPARK in spec.raw_config):
+    if name.endswith("_mtp") or (name == "dspark" and not model and dspark_config(spec) is not None):
         name = "mtp"  # vLLM's older names, one for each family; and DSpark's layers where the checkpoint has them
     if not name:
         name = _inferred(model)
@@ -106,7 +105,8 @@ def _multi_token(spec: ModelSpec, settings: ServingSettings) -> Drafter:
             f"{spec.served_id} has no layers for multi-token prediction that its config names.",
             hint=f"name one of its vocabulary with --speculative-model, or --speculative-config '{_LOOKED_UP_JSON}'",
         )
-    block = spec.raw_config.get("dspark_block_size") if _DSPARK in spec.raw_config else None
+    dspark = dspark_config(spec)
+    block = None if dspark is None else ConfigView(dict(dspark)).integer("dspark_block_size", default=model.num_layers)
     count = settings.num_speculative_tokens or block or model.num_layers
     if block is None and count > model.num_layers and count % model.num_layers:
         raise KvplanError(

@@ -137,7 +137,7 @@ def activation_peak(
         index_workspace_bytes(layers, settings, release),
     )
     splits = max(attending - experts, 0)
-    trials = trial_bytes(layers, spec.hidden_size, gpu, settings, release)
+    trials = trial_bytes(spec, layers, gpu, settings, release)
     decoder = workspace + kept + max(layers_bytes + splits, trials)
     sampler = 0
     if samples:

@@ -9,11 +9,11 @@ are the rank's whole matrix and two outputs for a step of ``max_num_batched_toke
 So it was in vLLM 0.25.1, 0.29.0 and 0.33.0 (PyTorch 2.11, 2.13, 2.14) run without a GPU (``tools/paper_gpu``).
 
 A kernel that may run in more ways than one is timed, and a buffer as large as the L2 cache is written between its runs
-(torch/_inductor/runtime/benchmarking.py, InductorBenchmarker.benchmark_gpu). Where there is no lookup that decides: the
-feed-forward's activation has its input and output, hidden states and the residual stream of a step beside that buffer,
-and the norm before it five times the hidden states. So is a kernel that could be joined with another of its graph
-(speedup_by_combo_kernel): the lookup is one where the first layer has the gated delta rule, which fills its output with
-zeros (vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py).
+(torch/_inductor/runtime/benchmarking.py, InductorBenchmarker.benchmark_gpu). Without a lookup
+this decides the peak: the feed-forward's activation has its input and output, hidden states and the residual stream of
+a step beside that buffer, and the norm before it five times the hidden states. A kernel that could be joined with
+another of its graph is timed, too (speedup_by_combo_kernel). The lookup is one where the first layer has the gated
+delta rule, which fills its output with zeros (vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py).
 Where adapters correct the embedding their slots are looked up in one kernel with the matrix, so timed (Qwen3-4B with 8
 slots, 0.25.1 and 0.29.0 run that way).
 
@@ -39,10 +39,11 @@ from __future__ import annotations
 
 from kvplan.catalog.devices.gpus import GpuProfile
 from kvplan.catalog.releases.vllm import VllmRelease
-from kvplan.catalog.spec import ModelSpec, StateMixer
+from kvplan.catalog.spec import Mixer, ModelSpec, StateMixer
 from kvplan.estimate.adapters import corrects_embedding
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.modalities import taken_modalities
+from kvplan.estimate.vllm.trials import is_qwens
 from kvplan.estimate.weights import format_of, quantized_bytes
 from kvplan.settings import FilledSettings
 
@@ -52,7 +53,7 @@ _VOCAB_PADDING = 64
 def compiling_bytes(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> int:
     """Return the peak of compiling on a rank that has the embedding; 0 where nothing of its size is run."""
     matrix, output = lookup_bytes(spec, gpu, settings, release)
-    if matrix and settings.lora_slots is not None and corrects_embedding(spec):
+    if output and settings.lora_slots is not None and corrects_embedding(spec):
         slots = settings.lora_slots.number * settings.lora_slots.rank * spec.vocab_size * element_bytes(settings.dtype)
         return matrix + slots + output + gpu.l2_cache_bytes
     if matrix and settings.tensor_parallel_size > 1:  # the sum over ranks parts the lookup from the norm
@@ -76,8 +77,15 @@ def timed_kernel_bytes(
 
 def first_delta_rule(spec: ModelSpec) -> StateMixer | None:
     """Return the gated delta rule of the first layer, if it has one."""
-    first = spec.layers[0].mixers[0]
-    return first if isinstance(first, StateMixer) and first.kind == "gated_delta_net" else None
+    first = first_mixer(spec)
+    if isinstance(first, StateMixer) and first.kind == "gated_delta_net" and is_qwens(spec):
+        return first
+    return None
+
+
+def first_mixer(spec: ModelSpec) -> Mixer | None:
+    """Return what the first layer mixes tokens with; None where it only has a feed-forward (Nemotron-H's patterns)."""
+    return next(iter(spec.layers[0].mixers), None)
 
 
 def zeroed_bytes(mixer: StateMixer, settings: FilledSettings) -> int:
@@ -120,9 +128,16 @@ def _runs_lookup(spec: ModelSpec, gpu: GpuProfile, settings: FilledSettings, rel
         return False
     if spec.quantization is not None and spec.quantization.method == "gguf":
         return False
-    # Some configs do not say it where others do (Qwen3-Omni, copies of Llama 4), but have a tower.
+    return not sees(spec, settings)
+
+
+def sees(spec: ModelSpec, settings: FilledSettings) -> bool:
+    """Whether images or sounds are served, so that tokens are looked up before the compiled decoder.
+
+    Some configs do not say it where others do (Qwen3-Omni, copies of Llama 4), but have a tower.
+    """
     takes_items = taken_modalities(spec) or any(extra.kind in ("vision", "audio") for extra in spec.extras)
-    return settings.language_model_only or not takes_items
+    return bool(takes_items) and not settings.language_model_only
 
 
 def compiles(gpu: GpuProfile, settings: FilledSettings, release: VllmRelease) -> bool:

@@ -364,6 +364,11 @@ _LLAVA_NEXT_GRIDS: Final = ((336, 672), (672, 336), (672, 672), (1008, 336), (33
 """image_grid_pinpoints of transformers' LlavaNextConfig."""
 
 
+def _is_pair(value: object) -> bool:
+    is_two = isinstance(value, list | tuple) and len(value) == 2
+    return is_two and all(isinstance(side, int) and side > 0 for side in value)  # type: ignore[attr-defined]
+
+
 def _llava_next(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageSize:
     """The grid of most tokens: its tiles and the whole image, a token for each patch and each row of patches.
 
@@ -372,8 +377,9 @@ def _llava_next(config: Mapping[str, Any], section: Mapping[str, Any]) -> ImageS
     """
     side, patch = _number(section, "image_size", 336), _number(section, "patch_size", 14)
     hidden, rows = _number(section, "hidden_size", 1024), max(side // patch, 1)
-    grids = config.get("image_grid_pinpoints", _LLAVA_NEXT_GRIDS)
-    pairs = [(-(-height // side), -(-width // side)) for height, width in grids]
+    stated = config.get("image_grid_pinpoints")
+    grids = [each for each in stated if _is_pair(each)] if isinstance(stated, list) else []
+    pairs = [(-(-height // side), -(-width // side)) for height, width in grids or _LLAVA_NEXT_GRIDS]
     high, wide = max(pairs, key=lambda pair: pair[0] * (rows * pair[1] + 1))
     tiles = high * wide + 1
     further = int(section.get("model_type", "clip_vision_model") == "clip_vision_model")

@@ -14,7 +14,7 @@ what the second runner's tensors take of them; and in 0.27.0 to 0.30 cuBLAS's wo
 Where the first layer has a gated delta rule the workspace takes the piece of the output that the rule fills with zeros,
 freed by compiling: 7.9 MiB of 16 stay of Qwen3.5-4B, 87.9 of 96 of Qwen3.5-27B with 8,192 tokens a step. Mamba 2 makes
 its output before the hidden states, and is replayed as attention is: Nemotron 3 Nano 30B loses 538 of 672 MiB, the 4B
-none. All four were run without a GPU.
+model none. All four were run without a GPU.
 
 From 0.29.0 on ranks that divide the embedding free a buffer as large as the L2 cache and no matrix
 (``estimate.vllm.compilation``): two RTX 4090 lost 64 of its 72 MiB for gpt-oss-20b in 0.29.0, Qwen3-8B nothing.
@@ -32,7 +32,7 @@ from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import LayerSpec, ModelSpec, SoftmaxAttention, StateMixer
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.activation import cublas_bytes, moe_workspace_bytes
-from kvplan.estimate.vllm.compilation import compiles, first_delta_rule, lookup_bytes, zeroed_bytes
+from kvplan.estimate.vllm.compilation import compiles, first_delta_rule, first_mixer, lookup_bytes, sees, zeroed_bytes
 from kvplan.estimate.vllm.memo import RankParts
 from kvplan.estimate.vllm.runners import large_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings
@@ -108,11 +108,12 @@ def _pinned_bytes(
     """Bytes of segments made for compiling that cuBLAS's workspace and the experts' buffers keep beside themselves."""
     matrix, output = lookup_bytes(spec, gpu, settings, release)
     hidden = settings.max_num_batched_tokens * spec.hidden_size * element_bytes(settings.dtype)
-    mixer, delta_rule = first.mixers[0], first_delta_rule(spec)
+    mixer, delta_rule = first_mixer(spec), first_delta_rule(spec)
     if matrix and delta_rule is not None:
         return max(zeroed_bytes(delta_rule, settings) - cublas_bytes(gpu), 0)
     freed = [matrix, output, output] if matrix else []
-    if settings.tensor_parallel_size > 1 and compiles(gpu, settings, release):
+    # an encoder runs first, so that the workspace is there before anything is compiled
+    if settings.tensor_parallel_size > 1 and compiles(gpu, settings, release) and not sees(spec, settings):
         freed = [gpu.l2_cache_bytes, hidden, hidden]
     if not freed or not isinstance(mixer, SoftmaxAttention | StateMixer) or _keeps_nothing(spec):
         return 0
@@ -154,8 +155,8 @@ def _is_plain(spec: ModelSpec, layer: LayerSpec, quantization: str) -> bool:
 
 
 def _begins_with_state(spec: ModelSpec) -> bool:
-    first = spec.layers[0].mixers[0]
-    return isinstance(first, StateMixer) and first.kind in ("gated_delta_net", "mamba2")
+    first = first_mixer(spec)
+    return first_delta_rule(spec) is not None or (isinstance(first, StateMixer) and first.kind == "mamba2")
 
 
 def _made_first(mixer: SoftmaxAttention | StateMixer, settings: FilledSettings) -> tuple[int, ...]:

@@ -8,10 +8,10 @@ cudaLimitStackSize: 216 MiB on an A100 (issue 13 of arcs-skku/EMDC_llvm).
 ``profiles/local_memory.json`` has what compilers left on the stack. Two kinds of kernels spill more than that 1 KiB:
 
 * those of the gated delta rule, among which Triton chooses by timing (``trials``). How much a choice spills is the
-  compiler's whim: 11.7 KiB on an A100 with one or two heads of values for each of keys, which are 2.2 GiB, less than 1
-  with three or four. So one page has
-  2.1 GiB less than predicted without it for Qwen3.5-0.8B and 0.04 for Qwen3.8-27B, on one A100 under vLLM 0.28 (X011,
-  X012 and X013 of tests/data/vllm_startups.csv, at which nothing was fitted);
+  compiler's whim: 11.7 KiB a thread on an A100 with one or two heads of values for each head of keys, 2.2 GiB in all;
+  less than 1 KiB with three or four. So one page has 2.1 GiB less than predicted without it for Qwen3.5-0.8B and 0.04
+  less for Qwen3.8-27B, on one A100 under vLLM 0.28 (X011, X012 and X013 of tests/data/vllm_startups.csv, at which
+  nothing was fitted);
 * CUTLASS's products of 8-bit weights with 8-bit activations on Ada, with a scale for each tensor or channel
   (csrc/quantization/w8a8/cutlass/scaled_mm_c2x_sm89_fp8_dispatch.cuh of vLLM): 192 MiB on an RTX 4090.
 """
@@ -62,7 +62,7 @@ def local_memory(
         return NO_GROWTH
     threads = gpu.multiprocessors * table.threads[capability]
     product = _product_stack(spec, settings, table.products.get(capability))
-    trial, possible = _trial_stacks(layers, gpu, release, table)
+    trial, possible = _trial_stacks(spec, layers, gpu, release, table)
     grown = max(trial, product)
     return LocalMemory(_growth(grown, threads), _growth(possible, threads) if possible > grown else 0)
 
@@ -72,13 +72,15 @@ def _growth(stack_bytes: int, threads: int) -> int:
 
 
 def _trial_stacks(
-    layers: Iterable[LayerSpec], gpu: GpuProfile, release: VllmRelease, table: _CompiledKernels
+    spec: ModelSpec, layers: Iterable[LayerSpec], gpu: GpuProfile, release: VllmRelease, table: _CompiledKernels
 ) -> tuple[int, int]:
     """Bytes of a thread of the gated delta rule's kernels, and the most that it can be where that is not known."""
-    mixer = tried_mixer(layers, gpu, release)
-    compiled = table.delta_rule.get((release.triton, gpu.compute_capability), {})
-    if mixer is None or mixer.kind != "gated_delta_net" or not compiled:
+    mixer = tried_mixer(spec, layers, gpu, release)
+    if mixer is None or mixer.kind != "gated_delta_net":
         return 0, 0
+    compiled = table.delta_rule.get((release.triton, gpu.compute_capability))
+    if compiled is None:
+        return 0, table.most_of(gpu.compute_capability)
     values, rows, columns = mixer.recurrent_shape
     keys = (mixer.conv_channels - values * columns) // (2 * rows)
     found = compiled.get(values / keys) if (rows, columns) == _COMPILED_STATE else None
@@ -88,20 +90,30 @@ def _trial_stacks(
 def _product_stack(spec: ModelSpec, settings: FilledSettings, compiled: Mapping[str, int] | None) -> int:
     """Bytes of a thread of CUTLASS's products, where one of the model's matrices is multiplied by them."""
     formats = stored_formats(spec, settings.quantization)
-    if compiled is None or formats.quantization is None:
+    if compiled is None or formats.quantization is None or settings.max_num_batched_tokens <= _SMALL_STEP:
         return 0
     for index, layer in enumerate(spec.layers):
         tensors = layer.all_tensors
-        if any(tensor.role == "linear" and _has_coarse_scales(formats.of(tensor, index)) for tensor in tensors):
-            return compiled["bias" if any(tensor.role == "bias" for tensor in tensors) else "plain"]
+        names = {each.name for each in tensors if each.role == "linear" and _is_product(formats.of(each, index))}
+        if names:
+            biases = {each.name.removesuffix(".bias") for each in tensors if each.role == "bias"}
+            return compiled["bias" if any(name.removesuffix(".weight") in biases for name in names) else "plain"]
     return 0
 
 
-def _has_coarse_scales(stored: QuantizationSpec | None) -> bool:
-    """Whether 8-bit weights have float32 scales of a tensor or of channels: those of packed ones are in 16 bits."""
+_SMALL_STEP = 256
+"""Tokens up to which other tiles are taken, whose stacks were not listed."""
+_PRODUCT_METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "quark")
+
+
+def _is_product(stored: QuantizationSpec | None) -> bool:
+    """Whether weights in ``stored`` are multiplied by CUTLASS: 8 bits with a float32 scale of a tensor or of channels.
+
+    Scales of packed ones, which are widened, are in 16 bits. Floats with 16-bit activations are not told apart.
+    """
     if stored is None or stored.bits != 8 or stored.scale_dtype != "float32":
         return False
-    return stored.granularity in ("channel", "tensor")
+    return stored.method in _PRODUCT_METHODS and stored.granularity in ("channel", "tensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,13 @@ class _CompiledKernels:
     delta_rule: Mapping[tuple[str, str], Mapping[float, int]]
     products: Mapping[str, Mapping[str, int]]
     threads: Mapping[str, int]
+
+    def most_of(self, capability: str) -> int:
+        """Return the most of any release of Triton on GPUs of ``capability``, or else of its first number."""
+        major = capability.split(".")[0]
+        same = [max(each.values()) for (_, name), each in self.delta_rule.items() if name == capability]
+        alike = [max(each.values()) for (_, name), each in self.delta_rule.items() if name.split(".")[0] == major]
+        return max(same or alike, default=0)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> _CompiledKernels:

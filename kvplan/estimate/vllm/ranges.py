@@ -107,12 +107,12 @@ Group = Literal[
 Errors say something about a further start-up where the same is unknown of it. Releases that set graphs aside (0.21 and
 newer) err by what they estimate of them, which older ones do not subtract at all: the two ages have nothing to learn
 from each other's outliers. Nor do newer start-ups of plain models from those of quantized, drafted or seeing ones,
-whose weights and encoders have been wrong by a GiB. Of older releases both are too few. Models with recurrent states
-try kernels out in the profile run, which spill by the compiler's whim (``local_memory``): first sights of newer and of
-older ones (X011, X013, X040, N002, N004) were 1 to 2.5 GiB off. Compressed attention (DeepSeek V4) keeps its caches in
-other ways from release to release: first sights of it were 4 to 13 GiB off, from which others have nothing to learn.
-Models with audio inputs have further towers, and tables of inputs for each layer, of which others have nothing (Gemma
-3n, Gemma 4 E2B and E4B).
+whose weights and encoders have been wrong by a GiB. Of older releases both are too few, but for models with recurrent
+states. These try kernels out in the profile run, which spill by the compiler's whim (``local_memory``): first sights of
+newer and of older ones (X011, X013, X040, N002, N004) were 1 to 2.5 GiB off. Compressed attention (DeepSeek V4) keeps
+its caches in other ways from release to release: first sights of it were 4 to 13 GiB off, from which others have
+nothing to learn. Models with audio inputs have further towers, and tables of inputs for each layer, of which others
+have nothing (Gemma 3n, Gemma 4 E2B and E4B).
 """
 
 

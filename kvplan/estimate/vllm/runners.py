@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvplan.catalog.releases.vllm import VllmRelease
 from kvplan.catalog.spec import ModelSpec
+from kvplan.catalog.speculation.heads import dspark_config
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.encoders import ENCODERS
 from kvplan.settings import FilledSettings, ServingSettings
@@ -27,7 +28,7 @@ def in_second_runner(spec: ModelSpec, settings: ServingSettings, release: VllmRe
     What kvplan has no setting for (dual batch overlap, sequence parallelism, plugins of logits processors, ...) is as
     it is by default, and would leave some releases with the first runner.
     """
-    if spec.drafter is not None and "dspark_target_layer_ids" in spec.raw_config:
+    if spec.drafter is not None and spec.drafter.method == "mtp" and dspark_config(spec) is not None:
         return True  # DSpark is in that runner alone (VllmConfig.use_v2_model_runner, read in 0.25.1 to 0.33.0)
     return _is_for_model(spec, release) and _runs_drafter(spec, settings, release)
 

@@ -269,7 +269,8 @@ def per_layer_input_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
     ``per_layer_embeddings`` in vllm/model_executor/models/gemma3n_mm.py and gemma4_mm.py (read in 0.32 and 0.33),
     ``deepstack_input_embeds`` in qwen3_vl.py and qwen3_omni_moe_thinker.py (read in 0.11.2 to 0.33.0).
     """
-    config = spec.raw_config.get("thinker_config", spec.raw_config)
+    thinker = spec.raw_config.get("thinker_config")
+    config = thinker if isinstance(thinker, Mapping) else spec.raw_config
     if not isinstance(config, Mapping) or not isinstance(config.get("text_config"), Mapping):
         return 0
     width, vision = layer_input_width(spec), config.get("vision_config")

@@ -45,11 +45,12 @@ def test_before_the_profile_run_tried_kernels_nothing_grew() -> None:
 
 
 @pytest.mark.parametrize("gpu", ["h100-sxm", "mi300x"])
-def test_other_kernels_run_where_flashinfer_or_rocm_does(gpu: str) -> None:
+def test_flashinfers_kernels_and_rocms_local_memory_are_not_counted(gpu: str) -> None:
     found = _predict(_small(), gpu, "0.29.0")
     assert (found.rank.local.grown_bytes, found.rank.local.possible_bytes) == (0, 0)
     release, settings = vllm_release("0.29.0"), found.settings.serving
-    assert trial_bytes(_small().layers, 1024, find_gpu(gpu), settings, release) == 0
+    held = trial_bytes(_small(), _small().layers, find_gpu(gpu), settings, release)
+    assert (held > 0) == (gpu == "mi300x")  # ROCm times Triton's kernels, too
 
 
 def test_heads_that_were_not_compiled_widen_the_interval() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvplan.catalog.releases.vllm import vllm_release
 from kvplan.units import MIB
 from rehearse_startups import ROOT, Case, load_cases, predict, summarise
 
@@ -16,6 +17,11 @@ KNOWN_GAPS: dict[str, str] = {
 }
 """Cases that are off by more, and why."""
 
+_PIECE = 8 * MIB
+"""What is pinned is replayed to a piece as large as cuBLAS's workspace where a release counts it."""
+ROUGH_REPLAYS = ("qwen3-30b-a3b-a100-80gb-0.29.0-tp2", "qwen3-30b-a3b-a100-80gb-0.29.0-tp2-ep")
+"""31.9 MiB by the replay, and 11.9 in fact: cause not known."""
+
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_predicts_what_pytorch_holds_beside_the_kv_cache(case: Case, request: pytest.FixtureRequest) -> None:
@@ -25,7 +31,9 @@ def test_predicts_what_pytorch_holds_beside_the_kv_cache(case: Case, request: py
     assert found.non_kv == pytest.approx(measured["non_kv"], abs=_FLOOR, rel=_SHARE)
     assert found.weights == pytest.approx(measured["weights"], abs=_FLOOR, rel=_SHARE)
     if "pinned" in measured:  # the first cases were measured before it was
-        assert found.pinned == pytest.approx(measured["pinned"], abs=_FLOOR)
+        is_replayed = vllm_release(case["release"]).counts_split_pieces and "processor" not in case
+        near = _PIECE if is_replayed and case["id"] not in ROUGH_REPLAYS else _FLOOR
+        assert found.pinned == pytest.approx(measured["pinned"], abs=near)
 
 
 def test_the_bytes_of_a_case_belong_together() -> None:
