@@ -176,13 +176,18 @@ def _formats(asked: Asked) -> Iterator[_Way]:
         yield _changed(asked, "--kv-cache-dtype fp8", kv_cache_dtype="fp8")
 
 
+_LEAST_PART = 8
+"""A context of less than this part of the one that is asked for is no way out."""
+
+
 def _formats_and_context(asked: Asked) -> Iterator[_Way]:
     """Fewer bits where the weights do not fit, and the longest context that these leave room for."""
     if asked.deployment.longest_context:
         return
     for way in _formats(asked):
         longest, name = _longest(asked, _sized(asked, way)), way.question.settings.quantization
-        if longest and name not in ("auto", "none", asked.question.settings.quantization):
+        is_use = (longest or 0) * _LEAST_PART >= (asked.question.context_tokens or 0)
+        if longest and is_use and name not in ("auto", "none", asked.question.settings.quantization):
             text = f"fewer bits and a shorter context (--quantization {name} --ctx {longest})"
             yield _Way(text, replace(way.question, context_tokens=longest), way.counted)
 

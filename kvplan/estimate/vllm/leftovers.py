@@ -11,10 +11,12 @@ what the second runner's tensors take of them; and in 0.27.0 to 0.30 cuBLAS's wo
    enough. Where that is the freed matrix, the workspace is split off it and keeps its segment.
 3. The buffers of fused experts stay, too, and take what is left of the matrix.
 
-Where the first layer has a gated delta rule the workspace takes the piece of the output that the rule fills with zeros,
-freed by compiling: 7.9 MiB of 16 stay of Qwen3.5-4B, 87.9 of 96 of Qwen3.5-27B with 8,192 tokens a step. Mamba 2 makes
-its output before the hidden states, and is replayed as attention is: Nemotron 3 Nano 30B loses 538 of 672 MiB, the 4B
-model none. All four were run without a GPU.
+Where the first layer has a gated delta rule, kernels that could be joined are timed, and behind them PyTorch gives the
+matrix back (benchmark_combo_kernel of torch/_inductor/codegen/triton.py: empty_cache). The workspace takes the piece of
+the output that the rule fills with zeros: 7.9 MiB of 16 stay of Qwen3.5-4B, 87.9 of 96 of Qwen3.5-27B with 8,192 tokens
+a step. Where that is too small it takes the timing's buffer: 63.9 of 72 MiB for Qwen3.5-4B with 512 tokens. Mamba 2
+makes its output before the hidden states, and is replayed as attention is: Nemotron 3 Nano 30B loses 538 of 672 MiB,
+the 4B model none. All were run without a GPU.
 
 From 0.29.0 on ranks that divide the embedding free a buffer as large as the L2 cache and no matrix
 (``estimate.vllm.compilation``): two RTX 4090 lost 64 of its 72 MiB for gpt-oss-20b in 0.29.0, Qwen3-8B nothing.
@@ -110,7 +112,8 @@ def _pinned_bytes(
     hidden = settings.max_num_batched_tokens * spec.hidden_size * element_bytes(settings.dtype)
     mixer, delta_rule = first_mixer(spec), first_delta_rule(spec)
     if matrix and delta_rule is not None:
-        return max(zeroed_bytes(delta_rule, settings) - cublas_bytes(gpu), 0)
+        pieces = (zeroed_bytes(delta_rule, settings), gpu.l2_cache_bytes)
+        return next((piece - cublas_bytes(gpu) for piece in pieces if piece >= cublas_bytes(gpu)), 0)
     freed = [matrix, output, output] if matrix else []
     # an encoder runs first, so that the workspace is there before anything is compiled
     if settings.tensor_parallel_size > 1 and compiles(gpu, settings, release) and not sees(spec, settings):
