@@ -96,6 +96,7 @@ def _num_bytes(slots: LoraSlots, products: Sequence[Product], dtype: str) -> int
 
 
 def corrects_embedding(spec: ModelSpec) -> bool:
+    """Whether vLLM gives the embedding slots of adapters."""
     row = architectures().get(spec.architecture)
     return row is not None and row.vllm.lora == "embeddings"
 

@@ -6,7 +6,7 @@ memo             what predictions of one model share, kept with the model itself
 ranges           how far the KV pool can lie from it, and why
 settings         what a release makes of the user's settings on a GPU (``VllmSettings``)
 block_sizes, cache_dtypes    its defaults for a block's tokens and the KV cache's dtype, by model and GPU
-weights, stored  a rank's share of the weights; scaled to what a checkpoint stores
+weights, stored, rope_tables    a rank's share of the weights, scaled to what a checkpoint stores; its rotary tables
 division         whether vLLM can divide the model over the ranks
 drafters         what a drafter takes beside the model
 runners          which of vLLM's two model runners has a model, and what the second one keeps

@@ -43,7 +43,7 @@ from kvplan.catalog.spec import Mixer, ModelSpec, StateMixer
 from kvplan.estimate.adapters import corrects_embedding
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.vllm.modalities import taken_modalities
-from kvplan.estimate.vllm.trials import is_qwens
+from kvplan.estimate.vllm.trials import inner_width, is_qwens
 from kvplan.estimate.weights import format_of, quantized_bytes
 from kvplan.settings import FilledSettings
 
@@ -90,8 +90,7 @@ def first_mixer(spec: ModelSpec) -> Mixer | None:
 
 def zeroed_bytes(mixer: StateMixer, settings: FilledSettings) -> int:
     """Return bytes of the output of a gated delta rule for a step, which is filled with zeros."""
-    heads, _, columns = mixer.recurrent_shape
-    width = heads * columns // settings.tensor_parallel_size
+    width = inner_width(mixer) // settings.tensor_parallel_size
     return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
 
 

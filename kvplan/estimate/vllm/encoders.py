@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from kvplan.estimate.vllm.modalities import NO_LIMIT
+from kvplan.estimate.vllm.modalities import NO_LIMIT, own_config
 from kvplan.paths import read_shipped
 
 ENCODERS: Final = frozenset(("vision", "audio", "encoder"))
@@ -71,12 +71,6 @@ class ImageSize:
     """Tokens of the dummy item where they are others than ``tokens``, by which the budget counts."""
     gated_width: int = 0
     """Inner width of a gated MLP behind a norm that adds: wider than the attention where norms leave their inputs."""
-
-
-def own_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config that describes what is served: of models that also speak, the thinker's."""
-    thinker = config.get("thinker_config")
-    return thinker if isinstance(thinker, Mapping) else config
 
 
 def largest_item(config: Mapping[str, Any], limits: Mapping[str, int]) -> ImageSize | None:

@@ -39,6 +39,7 @@ from kvplan.estimate.vllm.memo import RankParts
 from kvplan.estimate.vllm.runners import large_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator, Piece
+from kvplan.estimate.vllm.trials import inner_width
 from kvplan.estimate.vllm.weights import NEVER_SPLIT_FROM, layer_input_width, stored_formats
 from kvplan.settings import FilledSettings
 
@@ -166,18 +167,13 @@ def _made_first(mixer: SoftmaxAttention | StateMixer, settings: FilledSettings) 
     """Bytes of what a layer makes before its input: Mamba 2's output, which its kernels write into."""
     if isinstance(mixer, SoftmaxAttention):
         return ()
-    return (settings.max_num_batched_tokens * _inner_width(mixer) * element_bytes(settings.dtype),)
-
-
-def _inner_width(mixer: StateMixer) -> int:
-    heads, head_size, _ = mixer.recurrent_shape
-    return heads * head_size
+    return (settings.max_num_batched_tokens * inner_width(mixer) * element_bytes(settings.dtype),)
 
 
 def _first_product_bytes(mixer: SoftmaxAttention | StateMixer, settings: FilledSettings) -> int:
     """Queries, keys and values of a step in the first layer, one tensor; Mamba 2's gate, input, B, C and time steps."""
     if isinstance(mixer, StateMixer):
-        width = mixer.conv_channels + mixer.conv_group_channels + _inner_width(mixer) + mixer.recurrent_shape[0]
+        width = mixer.conv_channels + mixer.conv_group_channels + inner_width(mixer) + mixer.recurrent_shape[0]
         return settings.max_num_batched_tokens * width * element_bytes(settings.dtype)
     heads = mixer.num_heads // settings.tensor_parallel_size
     kv_heads = max(mixer.num_kv_heads // settings.tensor_parallel_size, 1)

@@ -34,7 +34,7 @@ from kvplan.settings import FilledSettings
 from kvplan.units import KIB
 
 _CONTEXT_BYTES = KIB
-"""Of a thread, from a context's start."""
+"""Local memory of a thread that a context has from its start."""
 _COMPILED_STATE: Final = (128, 128)
 
 

@@ -66,10 +66,15 @@ def _count(name: str, value: Any) -> int:
     return number
 
 
+def own_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config that describes what is served: of models that also speak, the thinker's."""
+    thinker = config.get("thinker_config")
+    return thinker if isinstance(thinker, Mapping) else config
+
+
 def taken_modalities(spec: ModelSpec) -> tuple[str, ...]:
     """Return the kinds of items that the model takes, as far as its config says."""
-    thinker = spec.raw_config.get("thinker_config")
-    named = {*spec.raw_config, *(thinker if isinstance(thinker, Mapping) else ())}
+    named = {*spec.raw_config, *own_config(spec.raw_config)}
     return tuple(name for name, keys in _MARKS.items() if not named.isdisjoint(keys))
 
 

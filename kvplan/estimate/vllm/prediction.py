@@ -52,6 +52,7 @@ from kvplan.estimate.vllm.local_memory import NO_GROWTH, LocalMemory, local_memo
 from kvplan.estimate.vllm.memo import Memo, ModelMemo, RankParts, memo_of
 from kvplan.estimate.vllm.modalities import as_limited
 from kvplan.estimate.vllm.offloading import offloaded_bytes
+from kvplan.estimate.vllm.rope_tables import rope_table_bytes
 from kvplan.estimate.vllm.runners import embedded_step_bytes, kept_state_bytes
 from kvplan.estimate.vllm.settings import VllmSettings, resolve_settings
 from kvplan.estimate.vllm.weights import (
@@ -61,7 +62,6 @@ from kvplan.estimate.vllm.weights import (
     loaded_beside,
     per_layer_input_bytes,
     rank_weight_bytes,
-    rope_table_bytes,
     stream_buffer_bytes,
 )
 from kvplan.settings import FilledSettings, ServingSettings

@@ -27,8 +27,6 @@ from kvplan.units import MIB
 _FLUSH_BYTES = 256 * MIB
 _CHUNK_TOKENS = 64
 _BLACKWELL = 10
-
-
 _FLASHINFER_HEAD = 128
 """Elements of a key that FlashInfer's kernel of the gated delta rule wants from Blackwell on."""
 
@@ -50,6 +48,12 @@ def tried_mixer(
         if mixer.kind == "gated_delta_net" and release.tries_delta_rule and is_qwens(spec):
             return None if _runs_flashinfer(mixer, gpu, release) else mixer
     return None
+
+
+def inner_width(mixer: StateMixer) -> int:
+    """Return the elements of a token's output of a gated delta rule or of Mamba 2, before their last product."""
+    heads, rows, columns = mixer.recurrent_shape
+    return heads * (columns if mixer.kind == "gated_delta_net" else rows)
 
 
 def is_qwens(spec: ModelSpec) -> bool:
@@ -76,7 +80,7 @@ def trial_bytes(
         return 0
     tp, size = settings.tensor_parallel_size, element_bytes(settings.dtype)
     heads, rows, columns = mixer.recurrent_shape
-    inner = heads * (columns if mixer.kind == "gated_delta_net" else rows)
+    inner = inner_width(mixer)
     channels = mixer.conv_channels + mixer.conv_group_channels
     step = 2 * spec.hidden_size + (channels + 2 * inner) // tp
     operands = _CHUNK_TOKENS * (channels + 5 * inner) // tp * size + 2 * heads // tp * rows * columns * 4

@@ -21,6 +21,8 @@ from kvplan.catalog.tensors import Tensor
 from kvplan.estimate.dtypes import element_bytes
 from kvplan.estimate.parallel import ParallelLayout
 from kvplan.estimate.vllm.kernels import ExpertLayout, RepeatedScales
+from kvplan.estimate.vllm.modalities import own_config
+from kvplan.estimate.vllm.rope_tables import rope_table_bytes
 from kvplan.estimate.vllm.stored import stored_rank_bytes, stored_scale
 from kvplan.estimate.vllm.torch_allocator import CachingAllocator
 from kvplan.estimate.weights import NAMED_FORMATS, format_of, quantized_bytes
@@ -224,7 +226,7 @@ def _make_rope_table(memory: CachingAllocator, num_bytes: int, element: int) -> 
     parts = [memory.allocate(angles) for _ in range(3)]
     whole = memory.allocate(2 * angles)
     memory.release(*parts)
-    if element < _FLOAT32_BYTES:
+    if element < _NUMBER_BYTES:
         memory.allocate(num_bytes)
         memory.release(whole)
 
@@ -269,9 +271,8 @@ def per_layer_input_bytes(spec: ModelSpec, settings: FilledSettings) -> int:
     ``per_layer_embeddings`` in vllm/model_executor/models/gemma3n_mm.py and gemma4_mm.py (read in 0.32 and 0.33),
     ``deepstack_input_embeds`` in qwen3_vl.py and qwen3_omni_moe_thinker.py (read in 0.11.2 to 0.33.0).
     """
-    thinker = spec.raw_config.get("thinker_config")
-    config = thinker if isinstance(thinker, Mapping) else spec.raw_config
-    if not isinstance(config, Mapping) or not isinstance(config.get("text_config"), Mapping):
+    config = own_config(spec.raw_config)
+    if not isinstance(config.get("text_config"), Mapping):
         return 0
     width, vision = layer_input_width(spec), config.get("vision_config")
     if isinstance(vision, Mapping) and not settings.language_model_only:
@@ -417,61 +418,6 @@ def _rough_tower(config: Mapping[str, object]) -> int:
     hidden, inner, layers = (int(size) for size in sizes if isinstance(size, int))
     merged = 4 * hidden
     return layers * (4 * hidden * hidden + 3 * hidden * inner) + merged * merged + merged * hidden
-
-
-def rope_table_bytes(spec: ModelSpec, dtype: str, max_model_len: int, qwen3_positions: int) -> int:
-    """cos and sin of every position the config knows, in the model's dtype: one table for each kind of rope.
-
-    Linear and dynamic scaling stretch the positions by their factor, YaRN the original ones by its own. Where time,
-    height and width turn apart, vLLM makes the table for four times as many (MRotaryEmbedding), but not for Qwen 4, and
-    for Qwen3-VL and Qwen 3.5 as the release does. DeepSeek V4's tables are in float32, one for each base, both
-    stretched alike (vllm/models/deepseek_v4/common/rope.py, DeepseekV4ScalingRotaryEmbedding; 0.20.2 to 0.33.0).
-    Gemma 4's table of full attention is as wide as a head, though a quarter turns (rotary_embedding/gemma4_rope.py).
-    gpt-oss has its table in float32, too (vllm/model_executor/models/gpt_oss.py, OAIAttention; 0.25.1 to 0.33.0).
-    """
-    rope = spec.rope
-    if rope is None:
-        return 0
-    if spec.is_compressed:
-        ropes = (rope, *spec.further_ropes)
-        longest = max(int((each.original_max_position_embeddings or 0) * (each.factor or 1)) for each in ropes)
-        positions = longest or spec.max_position_embeddings or max_model_len
-        return len(ropes) * positions * rope.rotary_size * _FLOAT32_BYTES
-    known = spec.max_position_embeddings or max_model_len
-    positions = known
-    if rope.scaling in ("linear", "dynamic") and rope.factor:
-        positions = int(known * rope.factor)
-    elif rope.scaling == "yarn" and rope.factor and rope.original_max_position_embeddings:
-        positions = int(rope.original_max_position_embeddings * rope.factor)
-    if _turns_in_sections(spec.raw_config) and not spec.has_grouped_keys:
-        positions *= qwen3_positions if _is_qwen3(spec.raw_config) else _SECTIONED_POSITIONS
-    sizes = positions * rope.rotary_size + known * sum(each.rotary_size for each in spec.further_ropes)
-    return sizes * (_FLOAT32_BYTES if spec.architecture == "GptOssForCausalLM" else element_bytes(dtype))
-
-
-_SECTIONED_POSITIONS = 4
-_FLOAT32_BYTES = 4
-
-
-def _sections(config: Mapping[str, object]) -> list[Mapping[str, object]]:
-    text = config.get("text_config")
-    return [config, *([text] if isinstance(text, Mapping) else [])]
-
-
-def _turns_in_sections(config: Mapping[str, object]) -> bool:
-    """Whether positions are those of time, height and width, each in a section of its own (Qwen2-VL and later).
-
-    Copies of Qwen3-VL's configs leave the sections out, which transformers' class then has by default.
-    """
-    if any(str(section.get("model_type")).startswith("qwen3_vl") for section in _sections(config)):
-        return True
-    ropes = [section.get(key) for section in _sections(config) for key in ("rope_parameters", "rope_scaling")]
-    return any(isinstance(rope, Mapping) and "mrope_section" in rope for rope in ropes)
-
-
-def _is_qwen3(config: Mapping[str, object]) -> bool:
-    types = (str(section.get("model_type")) for section in _sections(config))
-    return any(each.startswith(("qwen3_vl", "qwen3_5")) for each in types)
 
 
 _MERGED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

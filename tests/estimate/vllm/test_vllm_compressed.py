@@ -32,7 +32,8 @@ from kvplan.estimate.vllm.kernels import (
 )
 from kvplan.estimate.vllm.pages import compressed_pages
 from kvplan.estimate.vllm.prediction import VllmPrediction, predict_vllm
-from kvplan.estimate.vllm.weights import rope_table_bytes, stream_buffer_bytes
+from kvplan.estimate.vllm.rope_tables import rope_table_bytes
+from kvplan.estimate.vllm.weights import stream_buffer_bytes
 from kvplan.settings import ServingSettings
 from kvplan.units import GIB, MIB
 

@@ -129,7 +129,7 @@ OUTLIERS = {
 
 
 def test_no_other_row_is_far_off(scores) -> None:  # type: ignore[no-untyped-def]
-    """Those collected last (N, and P to Z but V and W) stay as seen: docs/accuracy-details.md lists them."""
+    """Rows collected last (N, and P to Z but V and W) stay as seen: docs/accuracy-details.md lists them."""
     scored = [score for score in scores if score.grade == "A" and not score.id.startswith(tuple("NPQRTUXYZ"))]
     assert {score.id for score in scored if (score.token_error or 0) > 0.10} == set(OUTLIERS)
 
