@@ -81,6 +81,7 @@ def model_config(case: Case) -> dict[str, Any]:
 
 
 def num_gpus(case: Case) -> int:
+    """Return over how many GPUs a case is spread."""
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     return math.prod(case["settings"].get(name, 1) for name in sizes)
 

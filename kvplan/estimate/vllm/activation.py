@@ -64,7 +64,7 @@ TRITON_LOGIT_COPIES = 3
 FLASHINFER_LOGIT_COPIES = 3
 """Float32 copy, the logits with all but the top k masked, and their probabilities."""
 REJECTING_LOGIT_COPIES = 7
-"""The same of the first runner's rejection sampler, tried out on a drafted and a further token of every sequence.
+"""Copies in the first runner's rejection sampler, tried out on a drafted and a further token of every sequence.
 
 Both tokens' logits (1, in the model's dtype, and a half for the further one's, which are the logits beside these here),
 both in float32 (2), and of the drafted one a copy, probabilities, noise and its reciprocal (4). The further token is
